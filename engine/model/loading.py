@@ -127,9 +127,7 @@ def load_target(
     if file is not None and model.generation_config is not None:
         model.generation_config.eos_token_id = end_ids(file, tokenizer)
     report("Preparing it for this device", 0.95)
-    revision = weights.revision or getattr(config, "_commit_hash", None)
-    random = {} if spec.random is None else {"random_weights": True}
-    provenance = {"weights": weights.fingerprint, "revision": revision, **random}
+    provenance = _provenance(spec, weights, config)
     make_target = functools.partial(Target, model, tokenizer, name=spec.name, provenance=provenance)
     target = _choose_forward(make_target, spec, plan, reason)
     no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
@@ -139,6 +137,13 @@ def load_target(
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     report("Ready", 1.0)
     return target
+
+
+def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, Any]:
+    """What identifies the weights, for the run log."""
+    revision = weights.revision or getattr(config, "_commit_hash", None)
+    random = {} if spec.random is None else {"random_weights": True}
+    return {"weights": weights.fingerprint, "revision": revision, **random}
 
 
 def _destination(
