@@ -23,7 +23,7 @@ from engine.proposal import Budget, Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
-from tests.engine.drafters.judges import target_of
+from tests.engine.drafters.judges import begin, started, target_of
 from tests.models import build_context
 
 NGRAM = {"decoding_type": "NGram"}
@@ -59,13 +59,6 @@ def test_heads_see_every_outcome(tmp_path: Path):
     judges.assert_greedy_lossless(target, drafter)
 
 
-def started(config: CombinedConfig, prompt: list[int]) -> CombinedDrafter:
-    drafter = config.build(build_context(target_of("llama")))
-    shown = TargetOutput(torch.zeros(1, 288))
-    drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
-    return drafter
-
-
 @pytest.mark.parametrize("retrieval", [NGRAM, {"decoding_type": "Suffix"}])
 def test_retrieval_drafts_only_where_the_match_is_long_enough(retrieval: dict[str, Any]):
     model = TokenRecyclingConfig(recycling_choices=((0,), (1,)))
@@ -79,11 +72,9 @@ def test_retrieval_drafts_only_where_the_match_is_long_enough(retrieval: dict[st
 
 
 def test_suffix_matches_in_earlier_runs_count():
-    retrieval = SuffixConfig(use_global_pool=True)
-    drafter = started(CombinedConfig(retrieval=retrieval), [1, 2, 3, 4, 5])
+    drafter = started(CombinedConfig(retrieval=SuffixConfig(use_global_pool=True)), [1, 2, 3, 4, 5])
     drafter.finish()
-    shown = TargetOutput(torch.zeros(1, 288))
-    drafter.start(Start([9, 2], 3, shown, Sampling(), SeededDraws(0)))
+    begin(drafter, [9, 2, 3])
     assert drafter.propose(Budget(99)).tokens.tolist() == [3, 4, 5]
 
 
@@ -93,8 +84,9 @@ def test_repeats_equal_brute_force(text: list[int], length: int, split: int):
     split = min(split, len(text) - 1)
     context, shown = build_context(target_of("llama")), TargetOutput(torch.zeros(1, 288))
     drafter = MinMatchDrafter(AutoregressiveDrafter(context), length)
-    drafter.start(Start(text[: split - 1], text[split - 1], shown, Sampling(), SeededDraws(0)))
-    proposal = root_only(text[split - 1], context.target.device)
+    start = Start(text[: split - 1], text[split - 1], shown, Sampling(), SeededDraws(0))
+    drafter.start(start)
+    proposal = root_only(start.root, context.target.device)
     drafter.observe(Outcome(proposal, shown, (0,), tuple(text[split:])))
     before = [text[i : i + length] for i in range(len(text) - length)]
     assert drafter.is_repeat == (len(text) >= length and text[-length:] in before)

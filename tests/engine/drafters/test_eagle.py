@@ -48,7 +48,6 @@ class TableNet:
 
     def __init__(self) -> None:
         self.fed: list[tuple[int, ...]] = []
-        self.root = torch.zeros(1, dtype=torch.long)
         self.vocabulary = Vocabulary(None, VOCAB)
         self.output = self.output_of(())
         self.logits = self.log_probs(())[None]

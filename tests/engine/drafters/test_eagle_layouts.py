@@ -18,7 +18,6 @@ from torch.nn.functional import rms_norm
 from engine.config import Limits
 from engine.drafters import parse_method
 from engine.drafters.eagle.methods import Eagle3Config
-from engine.drafters.heads.layer import HeadCache
 from engine.drafters.texts import TargetTrace, Text
 from engine.errors import DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
@@ -135,51 +134,6 @@ def test_unknown_weights_are_remarked_on(tmp_path: Path) -> None:
     assert len(notes) == 1 and "mystery.weight" in notes[0]
 
 
-def by_hand(w: dict[str, Tensor], features: Tensor, embedded: Tensor, theta: float) -> Tensor:
-    """A head with every option on, a row at a time; `(n, hidden)` normed outputs."""
-    formula = LayerFormula(theta=theta)
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return formula.norm(x, w[f"{name}.weight"])
-
-    parts = norm(features, "input_norm").chunk(2, dim=-1)
-    fused = torch.cat([norm(p, f"fc_norm.{i}") for i, p in enumerate(parts)], dim=-1)
-    hidden = norm(fused @ w["fc.weight"].T, "layers.0.hidden_norm")
-    x = torch.cat([norm(embedded, "layers.0.input_layernorm"), hidden], dim=-1)
-    outputs = formula.layer(w, "layers.0", list(x), list(hidden), lambda at, j: j <= at)
-    return norm(torch.stack(outputs), "norm")
-
-
-def test_a_head_with_every_option_equals_its_formulas_done_by_hand(tmp_path: Path) -> None:
-    """Biases, query/key norms, feature norms, normed residual and output (EAGLE-3.1)."""
-    target = judges.target_of("llama")
-    folder = save_eagle3(tmp_path / "plain", target, (1, 2), draft_vocab=20)
-    tensors = renamed(load_file(folder / "m.safetensors"))
-    generator = torch.Generator().manual_seed(3)
-    extra = {"input_norm.weight": 64, "fc_norm.0.weight": 32, "fc_norm.1.weight": 32}
-    attention = {"q_proj.bias": 32, "k_proj.bias": 16, "v_proj.bias": 16, "o_proj.bias": 32}
-    attention |= {"q_norm.weight": 8, "k_norm.weight": 8}
-    extra |= {f"layers.0.self_attn.{name}": size for name, size in attention.items()}
-    tensors |= {name: 1 + torch.randn(size, generator=generator) for name, size in extra.items()}
-    settings = config_of(
-        target,
-        norm_before_residual=True,
-        norm_output=True,
-        rope_theta=500.0,
-        eagle_aux_hidden_state_layer_ids=[2, 3],
-    )
-    head = write(tmp_path / "full", tensors, settings)
-    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
-    assert drafter.notes == () and drafter.needs == Needs(layers=(2, 3))
-    features, tokens = torch.randn(6, 64, generator=generator), torch.tensor([3, 1, 4, 1, 5, 9])
-    with torch.inference_mode():
-        net = drafter.head
-        outputs = net(net.fuse(features), tokens, torch.arange(6), HeadCache(1))
-        wanted = by_hand(tensors, features, target.embedding.get_parameter("weight")[tokens], 500.0)
-        torch.testing.assert_close(outputs, wanted, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(net.logits(outputs), outputs @ tensors["lm_head.weight"].T)
-
-
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -209,28 +163,27 @@ TREE |= {"max_total_draft_tokens": 9}
 
 @dataclass
 class Formula(LayerFormula):
-    """What a head computes, a row at a time."""
+    """What a head computes, a row at a time; `normed` has the norms of EAGLE-3.1."""
 
     window: int = 10**6
     last_state: bool = False
+    normed: bool = False
+
+    def sees(self, at: int, j: int) -> bool:
+        return at - j < self.window
 
     def output(
         self, w: dict[str, Tensor], target: Target, rows: list[tuple[Tensor, int]]
     ) -> Tensor:
         """Of the last of rows `(hidden, token)`, which sees the last ones in its window."""
-        embedding = target.embedding.get_parameter("weight")
-        inputs = [
-            torch.cat(
-                [
-                    self.norm(embedding[token], w["midlayer.input_layernorm.weight"]),
-                    self.norm(hidden, w["midlayer.hidden_norm.weight"]),
-                ]
-            )
-            for hidden, token in rows
-        ]
-        return self.layer(w, "midlayer", inputs, [rows[-1][0]], lambda at, j: at - j < self.window)[
-            0
-        ]
+        embedding, inputs = target.embedding.get_parameter("weight"), list[Tensor]()
+        for hidden, token in rows:
+            embedded = self.norm(embedding[token], w["midlayer.input_layernorm.weight"])
+            residual = self.norm(hidden, w["midlayer.hidden_norm.weight"])
+            inputs.append(torch.cat([embedded, residual]))
+        residual = residual if self.normed else rows[-1][0]
+        (out,) = self.layer(w, "midlayer", inputs, [residual], self.sees)
+        return self.norm(out, w["norm.weight"]) if self.normed else out
 
     def base(
         self, w: dict[str, Tensor], target: Target, text: list[int]
@@ -238,24 +191,40 @@ class Formula(LayerFormula):
         """The base entries of a text."""
         states = target.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         if self.last_state:
-            fused = states[-1][0]
-        else:
-            fused = torch.cat([states[i][0] for i in (1, 2)], dim=-1) @ w["fc.weight"].T
-        return list(zip(fused, text[1:], strict=True))
+            return list(zip(states[-1][0], text[1:], strict=True))
+        features = torch.cat([states[i][0] for i in (1, 2)], dim=-1)
+        if self.normed:
+            parts = self.norm(features, w["input_norm.weight"]).chunk(2, dim=-1)
+            normed = [self.norm(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)]
+            features = torch.cat(normed, dim=-1)
+        return list(zip(features @ w["fc.weight"].T, text[1:], strict=True))
 
     def probs(
         self, w: dict[str, Tensor], target: Target, rows: list[tuple[Tensor, int]]
     ) -> tuple[Tensor, Tensor]:
         """The last row's output, and probabilities of all tokens of the target after it."""
         out = self.output(w, target, rows)
-        logits = w["lm_head.weight"] @ self.norm(out, w["norm.weight"])
+        logits = w["lm_head.weight"] @ (out if self.normed else self.norm(out, w["norm.weight"]))
         ids = torch.arange(len(logits)) + w["d2t"]
         return out, torch.zeros(target.vocab_size).index_copy(0, ids, logits.softmax(-1))
 
 
-def save(folder: Path, target: Target, *, last_state: bool = False, **changes: Any) -> Path:
+ATTENTION = {"q_proj.bias": 32, "k_proj.bias": 16, "v_proj.bias": 16, "o_proj.bias": 32}
+ATTENTION |= {"q_norm.weight": 8, "k_norm.weight": 8}
+OPTIONS = {"input_norm.weight": 64, "fc_norm.0.weight": 32, "fc_norm.1.weight": 32}
+OPTIONS |= {f"midlayer.self_attn.{name}": size for name, size in ATTENTION.items()}
+"""Tensors that few heads have, and their sizes."""
+
+
+def save(
+    folder: Path, target: Target, *, last_state: bool = False, normed: bool = False, **changes: Any
+) -> Path:
     save_eagle3(folder, target, (1, 2), draft_vocab=20)
     tensors = load_file(folder / "m.safetensors")
+    if normed:
+        generator = torch.Generator().manual_seed(3)
+        tensors |= {name: 1 + torch.randn(n, generator=generator) for name, n in OPTIONS.items()}
+        changes |= {"norm_before_residual": True, "norm_output": True}
     if last_state:
         del tensors["fc.weight"]
     else:  # inputs: a first layer 1 would count outputs
@@ -271,6 +240,7 @@ def drafted(folder: Path, changes: dict[str, Any], formula: Formula, **tree: Any
     if not formula.last_state:
         settings["eagle3_layers_to_capture"] = [0, 1]
     drafter = Eagle3Config.parse(settings).build(build_context(target))
+    assert drafter.notes == ()
     assert drafter.needs == (Needs(hidden=True) if formula.last_state else Needs(layers=(1, 2)))
     weights = load_file(folder / "m.safetensors")
     text = judges.write(target, drafter, PROMPT, tokens=8)
@@ -305,6 +275,10 @@ CASES: dict[str, tuple[dict[str, Any], Formula]] = {
     "use_aux_hidden_state": (
         {"last_state": True, "eagle_config": {"use_aux_hidden_state": False}},
         Formula(last_state=True),
+    ),
+    "biases, norms and rotary base of its own": (
+        {"normed": True, "rope_theta": 500.0},
+        Formula(normed=True, theta=500.0),
     ),
     "windows that are off": (OFF, Formula()),
     "a window without sliding layers": ({**WINDOW, "layer_types": ["full_attention"]}, Formula()),

@@ -96,13 +96,6 @@ TWICE = [1, 2, 3, 4, 9, 1, 2, 5, 6, 8, 1, 2]
 """After (1, 2) came first (3, 4), then (5, 6)."""
 
 
-def test_defaults_are_tensorrt_llms() -> None:
-    config = NGramConfig()
-    assert config.max_matching_ngram_size == 2
-    assert config.is_keep_all and config.is_use_oldest and config.is_public_pool
-    assert config.lookup == "pool"
-
-
 def test_the_pool_proposes_the_oldest_match_or_the_newest() -> None:
     assert drafts(pool(), TWICE) == [3, 4]
     assert drafts(pool(is_use_oldest=False), TWICE) == [5, 6]
