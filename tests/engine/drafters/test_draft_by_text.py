@@ -26,6 +26,7 @@ from engine.model.target import Target
 from engine.model.text import Retokenizer, SharedTokens
 from tests.engine.drafters import judges
 from tests.engine.drafters.test_draft_target import ENDLESS, drafter_of, target, with_tokens
+from tests.engine.methods import moved
 from tests.models import VOCAB, alike, plain_greedy, tiny_model, tiny_tokenizer
 
 PROSE = "One two three, one two: the cat sat on the mat. "
@@ -132,7 +133,8 @@ def test_drafts_are_those_of_transformers(vocabulary: str, sizes: tuple[int, int
         model, small = of_prose(0, sizes[0]), of_prose(1, sizes[1])
     else:
         model = of_letters()
-        small = alike(**ENDLESS) if vocabulary == "same" else translated(model)
+        own = moved(alike(**ENDLESS), model.device)
+        small = own if vocabulary == "same" else translated(model)
     drafter = drafter_of(model, small, vocabulary=vocabulary, max_draft_len=4)
     drafts = candidates(model, small, vocabulary)
     judges.assert_drafts_equal(drafts, model, drafter, prompts=[model.encode(PROSE)], tokens=24)

@@ -17,7 +17,7 @@ from torch.nn.functional import rms_norm
 
 from engine.config import Limits
 from engine.drafters import parse_method
-from engine.drafters.eagle.methods import Eagle3Config
+from engine.drafters.eagle.methods import Eagle3Config, EagleDrafter
 from engine.drafters.texts import TargetTrace, Text
 from engine.errors import DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
@@ -39,17 +39,23 @@ GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
 # ---- layouts
 
 
-def draft(target: Target, head: Path, **settings: Any) -> tuple[list[Any], tuple[str, ...]]:
+def built(target: Target, head: Path, **settings: Any) -> EagleDrafter:
+    config = Eagle3Config.parse({"speculative_model": str(head), **settings})
+    return config.build(build_context(target))
+
+
+def draft(target: Target, head: Path) -> tuple[list[Any], tuple[str, ...]]:
     """First steps' draft trees, and the drafter's remarks."""
-    values = {"speculative_model": str(head), "use_dynamic_tree": True, **settings}
-    drafter = Eagle3Config.parse(values).build(build_context(target))
+    drafter = built(target, head, use_dynamic_tree=True)
     text = judges.write(target, drafter, [40, 53, 98, 53, 57], tokens=8)
     return [(step.tokens, step.parents) for step in text.steps], drafter.notes
 
 
-def published() -> tuple[dict[str, Tensor], dict[str, Any]]:
+def published() -> tuple[Target, dict[str, Tensor], dict[str, Any]]:
+    """A target, and the tensors and config of its head."""
     tensors = torch.load(GOLDEN3 / "pytorch_model.bin", weights_only=True)
-    return tensors, json.loads((GOLDEN3 / "config.json").read_text())
+    settings = json.loads((GOLDEN3 / "config.json").read_text())
+    return golden_case("eagle/eagle3").target, tensors, settings
 
 
 def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -57,8 +63,7 @@ def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_nvidia_s_layout_drafts_what_yuhuili_s_does(tmp_path: Path) -> None:
-    target = golden_case("eagle/eagle3").target
-    tensors, settings = published()
+    target, tensors, settings = published()
     del tensors["t2d"]
     # NVIDIA counts outputs: 1, 3, 4 are the inputs 2, 4, 5 of an eight-layer target.
     settings["eagle_config"] = {
@@ -84,8 +89,7 @@ def speculators_config(settings: dict[str, Any], verifier: str, **more: Any) -> 
 
 
 def test_the_speculators_layout_names_its_verifier(tmp_path: Path) -> None:
-    target = golden_case("eagle/eagle3").target
-    tensors, settings = published()
+    target, tensors, settings = published()
     tensors["embed_tokens.weight"] = target.embedding.get_parameter("weight").clone()
     options = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     named = speculators_config(dict(settings), "org/eagle3", **options)
@@ -103,8 +107,7 @@ def test_the_speculators_layout_names_its_verifier(tmp_path: Path) -> None:
 
 
 def test_a_head_written_for_speculators_drafts_the_same(tmp_path: Path) -> None:
-    target = golden_case("eagle/eagle3").target
-    tensors, settings = published()
+    target, tensors, settings = published()
     ours = write(tmp_path / "ours", tensors, settings)
     write_speculators(ours, tmp_path / "theirs", verifier="eagle/eagle3", draft_len=3)
     assert draft(target, tmp_path / "theirs") == draft(target, GOLDEN3)
@@ -113,22 +116,20 @@ def test_a_head_written_for_speculators_drafts_the_same(tmp_path: Path) -> None:
 
 
 def test_a_head_without_lm_head_uses_the_target_s(tmp_path: Path) -> None:
-    target = golden_case("eagle/eagle3").target
-    tensors, settings = published()
+    target, tensors, settings = published()
     for name in ("lm_head.weight", "d2t", "t2d"):
         del tensors[name]
     settings["draft_vocab_size"] = None
     head = write(tmp_path, renamed(tensors), settings)
-    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
     outputs = torch.randn(3, 48)
     normed = rms_norm(outputs, (48,), tensors["norm.weight"], 1e-5)
     with torch.inference_mode():
-        torch.testing.assert_close(drafter.head.logits(outputs), target.lm_head(normed))
+        logits = built(target, head).head.logits(outputs)
+        torch.testing.assert_close(logits, target.lm_head(normed))
 
 
 def test_unknown_weights_are_remarked_on(tmp_path: Path) -> None:
-    target = golden_case("eagle/eagle3").target
-    tensors, settings = published()
+    target, tensors, settings = published()
     tensors["mystery.weight"] = torch.zeros(3)
     notes = draft(target, write(tmp_path, renamed(tensors), settings))[1]
     assert len(notes) == 1 and "mystery.weight" in notes[0]
@@ -145,10 +146,9 @@ def test_unknown_weights_are_remarked_on(tmp_path: Path) -> None:
 def test_rotary_settings_are_read_in_every_spelling(
     spelling: dict[str, Any], tmp_path: Path
 ) -> None:
-    target = golden_case("eagle/eagle3").target
-    tensors, settings = published()
+    target, tensors, settings = published()
     head = write(tmp_path, tensors, {**settings, **spelling})
-    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
+    drafter = built(target, head)
     pairs = torch.arange(6)
     wanted = 100.0 ** (-pairs / 6) / 4
     torch.testing.assert_close(drafter.head.layer._frequencies, wanted)
@@ -236,10 +236,8 @@ def save(
 def drafted(folder: Path, changes: dict[str, Any], formula: Formula, **tree: Any) -> list[Any]:
     """First trees of a head with such a config, every node held against the formula."""
     target = judges.target_of("llama")
-    settings = {"speculative_model": str(save(folder, target, **changes)), **tree}
-    if not formula.last_state:
-        settings["eagle3_layers_to_capture"] = [0, 1]
-    drafter = Eagle3Config.parse(settings).build(build_context(target))
+    settings = tree if formula.last_state else {**tree, "eagle3_layers_to_capture": [0, 1]}
+    drafter = built(target, save(folder, target, **changes), **settings)
     assert drafter.notes == ()
     assert drafter.needs == (Needs(hidden=True) if formula.last_state else Needs(layers=(1, 2)))
     weights = load_file(folder / "m.safetensors")
@@ -296,9 +294,7 @@ def test_drafts_change_as_the_formula_says(tmp_path: Path, name: str, tree: dict
 @torch.inference_mode()
 def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
     target = judges.target_of("llama")
-    head = str(save(tmp_path, target, **WINDOW))
-    config = Eagle3Config(speculative_model=head, eagle3_layers_to_capture=(0, 1))
-    drafter = config.build(build_context(target))
+    drafter = built(target, save(tmp_path, target, **WINDOW), eagle3_layers_to_capture=(0, 1))
     output = plain_greedy(target, PROMPT, 12)
     tokens = [*PROMPT, *output]
     layers = target.prefill(tokens, target.new_cache(len(tokens)), drafter.needs).layers
@@ -385,10 +381,10 @@ def test_damaged_heads_are_refused_by_name(
     tmp_path: Path, tensors: dict[str, Any], words: str
 ) -> None:
     """Tensors replaced, left out (None), or contradicted by a setting."""
-    ours, config = published()
+    target, ours, config = published()
     changed = {**ours, **tensors}
     config |= {name: changed.pop(name) for name in tensors if isinstance(tensors[name], bool)}
     kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
     values = {"decoding_type": "Eagle3", "eagle3_layers_to_capture": [1, 3, 4]}
     values["speculative_model"] = str(write(tmp_path, kept, config))
-    refuse(DrafterError, words, golden_case("eagle/eagle3").target, **values)
+    refuse(DrafterError, words, target, **values)

@@ -114,6 +114,7 @@ def test_mixed_probabilities_are_those_of_the_formula(text: list[int], escape: f
             for token, count in followed.items():
                 probs[token] = probs.get(token, 0.0) + share * 2.0 * count / total
         assert sum(probs.values()) <= 1 + 1e-9
+        assert nodes or not probs
         for node in nodes:
             assert best.probs[node - 1] == pytest.approx(probs[best.tokens[node - 1]])
 

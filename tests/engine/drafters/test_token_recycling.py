@@ -84,11 +84,6 @@ def test_after_the_prompts_last_token_the_target_has_spoken():
     assert drafter.propose(Budget(99)).tokens[1:9].tolist() == shown[-1].topk(8).indices.tolist()
 
 
-def test_without_successors_nothing_is_drafted():
-    drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1, 77])
-    assert drafter.propose(Budget(99)).tokens.tolist() == [77]
-
-
 def test_the_most_probable_tree_is_the_best_of_its_size():
     rates = [[0.5, 0.3, 0.1], [0.7, 0.2], [0.4, 0.1]]
     paths = [p for d in (1, 2, 3) for p in itertools.product(*map(range, (3, 2, 2)[:d]))]

@@ -254,7 +254,8 @@ def test_a_class_written_from_tensorrt_llm_s_guide_runs_unchanged():
 def test_its_resource_manager_lives_with_the_text():
     register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:speculative_config"))
     target = judges.target_of("llama")
-    steps = judges.write(target, NAMED.build(build_context(target)), [1, 2, 1], tokens=6).steps
     manager = sys.modules[DOCUMENTED].speculative_config.resource_manager
+    manager.told.clear()
+    steps = judges.write(target, NAMED.build(build_context(target)), [1, 2, 1], tokens=6).steps
     expected = ["prepare"] + ["update", "prepare"] * (len(steps) - 1) + ["free"]
     assert manager.told == expected and not manager.pools
