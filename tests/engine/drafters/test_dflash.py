@@ -193,73 +193,55 @@ def unchanged() -> list[Any]:
         return drafted(Path(folder) / "plain", {}, Formula())
 
 
+def nested(**settings: Any) -> dict[str, Any]:
+    return {"dflash_config": {**MASK, **settings}}
+
+
 OFF = dict.fromkeys(("attention_sink_bias", "causal", "use_swa", "sample_from_anchor"), False)
 SLIDING: dict[str, Any] = {"layer_types": list(MIXED), "sliding_window": 3}
+ROPE = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+TWICE = {
+    **dict.fromkeys(("attention_bias", "attention_sink_bias", "dflash_query_causal"), False),
+    **dict.fromkeys(("train_embed_tokens", "use_cache", "sample_from_anchor"), False),
+    "draft_vocab_size": None,
+    "dspark_fixup_head_type": None,
+    "num_aux_layers": 2,
+    "has_embed_tokens": True,
+    "has_lm_head": False,
+    "pard_token": SETTINGS["mask_token_id"],
+    "eagle_aux_hidden_state_layer_ids": [i + 1 for i in SETTINGS["target_layer_ids"]],
+}
 CASES: dict[str, tuple[dict[str, Any], Formula]] = {
-    "causal": (
-        {"dflash_config": {**MASK, "causal": True}},
-        Formula(causal=(True, True)),
-    ),
+    "causal": (nested(causal=True), Formula(causal=(True, True))),
     "is_causal": ({"is_causal": True}, Formula(causal=(True, True))),
     "is_causal before causal": (
-        {**SLIDING, "is_causal": False, "dflash_config": {**MASK, "causal": True}},
+        {**SLIDING, "is_causal": False, **nested(causal=True)},
         Formula(windows=(3, 10**6)),
     ),
-    "sliding layers are causal": (
-        SLIDING,
-        Formula(windows=(3, 10**6), causal=(True, False)),
-    ),
+    "sliding layers are causal": (SLIDING, Formula(windows=(3, 10**6), causal=(True, False))),
     "sliding layers that look both ways": (
         {**SLIDING, "sliding_window_non_causal": True},
         Formula(windows=(3, 10**6)),
     ),
     "use_swa": (
-        {"layer_types": None, "dflash_config": {**MASK, "use_swa": True, "swa_window_size": 4}},
+        {"layer_types": None, **nested(use_swa=True, swa_window_size=4)},
         Formula(windows=(4, 4)),
     ),
     "swa_window_size before sliding_window": (
-        {**SLIDING, "dflash_config": {**MASK, "swa_window_size": 2}},
+        {**SLIDING, **nested(swa_window_size=2)},
         Formula(windows=(2, 10**6), causal=(True, False)),
     ),
-    "sample_from_anchor": (
-        {"dflash_config": {**MASK, "sample_from_anchor": True}},
-        Formula(first=0),
-    ),
-    "final_logit_softcapping": (
-        {"dflash_config": {**MASK, "final_logit_softcapping": 3.0}},
-        Formula(softcap=3.0),
-    ),
+    "sample_from_anchor": (nested(sample_from_anchor=True), Formula(first=0)),
+    "final_logit_softcapping": (nested(final_logit_softcapping=3.0), Formula(softcap=3.0)),
     "partial_rotary_factor": ({"partial_rotary_factor": 0.5}, Formula(turned=4)),
-    "partial_rotary_factor of rope_parameters": (
-        {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
-        Formula(turned=4),
-    ),
+    "partial_rotary_factor of rope_parameters": ({"rope_parameters": ROPE}, Formula(turned=4)),
     "partial_rotary_factor in both places, and old settings beside new ones": (
-        {
-            "partial_rotary_factor": 0.5,
-            "rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-            "rope_scaling": {"rope_type": "default"},
-        },
+        {"partial_rotary_factor": 0.5, "rope_parameters": ROPE}
+        | {"rope_scaling": {"rope_type": "default"}},
         Formula(turned=4),
     ),
     "everything twice, in several spellings, as NVIDIA does": (
-        {
-            "attention_bias": False,
-            "attention_sink_bias": False,
-            "dflash_query_causal": False,
-            "draft_vocab_size": None,
-            "dspark_fixup_head_type": None,
-            "eagle_aux_hidden_state_layer_ids": [i + 1 for i in SETTINGS["target_layer_ids"]],
-            "has_embed_tokens": True,
-            "has_lm_head": False,
-            **MASK,
-            "num_aux_layers": 2,
-            "pard_token": SETTINGS["mask_token_id"],
-            "train_embed_tokens": False,
-            "use_cache": False,
-            "sample_from_anchor": False,
-            "dflash_config": {**MASK, **OFF},
-        },
+        {**TWICE, **MASK, **nested(**OFF)},
         Formula(),
     ),
 }

@@ -42,43 +42,31 @@ VOCAB = 7
 class TableNet:
     """A draft network whose distribution is a fixed function of the tokens on the path.
 
-    Its hidden vector is a hash of the path, so a child must be fed its own parent's output; every
+    Its hidden vector is the path's number, so a child must be fed its own parent's output; every
     call is checked against the ancestors it claims.
     """
 
     def __init__(self) -> None:
-        self.fed: list[tuple[int, ...]] = []
+        self.paths: list[tuple[int, ...]] = [()]
         self.vocabulary = Vocabulary(None, VOCAB)
-        self.output = self.output_of(())
-        self.logits = self.log_probs(())[None]
-
-    def output_of(self, path: tuple[int, ...]) -> Tensor:
-        return torch.tensor([[float(sum((t + 1) * 8**i for i, t in enumerate(path)))]])
-
-    def path_of(self, hidden: Tensor) -> tuple[int, ...]:
-        code, path = int(hidden), []
-        while code:
-            path.append(code % 8 - 1)
-            code //= 8
-        return tuple(path)
+        self.output, self.logits = torch.zeros(1, 1), self.log_probs(())[None]
 
     def log_probs(self, path: tuple[int, ...]) -> Tensor:
-        seed = int(self.output_of(path)) + 11
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(hash(path) % (1 << 32))
         return torch.randn(VOCAB, generator=generator).log_softmax(-1)
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        paths = [(*self.path_of(h), int(t)) for h, t in zip(hidden, tokens, strict=True)]
+        paths = [(*self.paths[int(h)], int(t)) for h, t in zip(hidden, tokens, strict=True)]
         assert all(len(path) == depth for path in paths)
-        self.fed += paths
+        numbers = torch.arange(len(paths)) + len(self.paths)
+        self.paths += paths
         if ancestors is not None:
             for path, row in zip(paths, ancestors, strict=True):
-                seen = {self.fed[i] for i in row.nonzero().flatten().tolist()}
+                seen = {self.paths[1 + i] for i in row.nonzero().flatten().tolist()}
                 assert seen == {path[:d] for d in range(1, depth + 1)}
-        hidden = torch.cat([self.output_of(path) for path in paths])
-        return hidden, torch.stack([self.log_probs(path) for path in paths])
+        return numbers[:, None].float(), torch.stack([self.log_probs(path) for path in paths])
 
 
 def by_hand(net: TableNet, size: DynamicTree) -> list[tuple[tuple[int, ...], float]]:

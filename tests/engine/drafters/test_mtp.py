@@ -22,7 +22,13 @@ from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import write
-from tests.engine.drafters.tiny_mtp import VOCAB, load_deepseek, published, save_deepseek
+from tests.engine.drafters.tiny_mtp import (
+    VOCAB,
+    load_deepseek,
+    per_expert,
+    published,
+    save_deepseek,
+)
 from tests.models import build_context, lasting_folder, plain_greedy, tiny_model, tiny_target
 
 PROMPTS = ([1, 2, 3, 1, 2, 3, 4], [5], [9, 8, 7, 6, 5])
@@ -210,13 +216,7 @@ def save_qwen(folder: Path, family: str) -> Path:
     model.save_pretrained(folder)
     size, generator = model.config.hidden_size, torch.Generator().manual_seed(4)
     block = type(model.model.layers[2])(model.config, 2)
-    tensors = {f"mtp.layers.0.{name}": tensor for name, tensor in block.state_dict().items()}
-    for name in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
-        fused = tensors.pop(f"mtp.layers.0.{name}", None)
-        for expert, each in enumerate([] if fused is None else fused):
-            parts = ("gate", "up") if "gate_up" in name else ("down",)
-            for part, rows in zip(parts, each.chunk(len(parts)), strict=True):
-                tensors[f"mtp.layers.0.mlp.experts.{expert}.{part}_proj.weight"] = rows
+    tensors = per_expert({f"mtp.layers.0.{name}": t for name, t in block.state_dict().items()})
     tensors["mtp.fc.weight"] = torch.empty(size, 2 * size)
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         tensors[f"mtp.{name}.weight"] = torch.empty(size)
