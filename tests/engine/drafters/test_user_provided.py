@@ -35,6 +35,11 @@ def empty_registry(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(user_provided, "_factories", {})
 
 
+def built(factory: Any) -> Any:
+    register_user_drafter("mine", factory)
+    return NAMED.build(build_context(judges.target_of("llama")))
+
+
 def drafter_that_says(said: Any, **settings: Any) -> Drafter:
     """A started drafter whose object answers `said`."""
 
@@ -117,8 +122,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch):
     lambda *args: PairDrafter(args),
 ])  # fmt: skip
 def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
-    register_user_drafter("mine", factory)
-    assert isinstance(NAMED.build(build_context(judges.target_of("llama"))), Drafter)
+    assert isinstance(built(factory), Drafter)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +133,8 @@ def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
     ],
 )
 def test_what_cannot_draft_or_asks_for_more_than_the_target_is_refused(factory: Any, words: str):
-    register_user_drafter("mine", factory)
     with pytest.raises(DrafterError, match=words):
-        NAMED.build(build_context(judges.target_of("llama")))
+        built(factory)
 
 
 class Watched:
@@ -155,19 +158,17 @@ class Watched:
 
 
 def test_it_is_told_when_a_text_begins_and_ends():
-    target, user = judges.target_of("llama"), Watched()
-    register_user_drafter("mine", lambda: user)
-    drafter = NAMED.build(build_context(target))
+    user = Watched()
+    drafter = built(lambda: user)
     for prompt in ([5, 6], [7]):
-        judges.write(target, drafter, prompt, tokens=4)
+        judges.write(judges.target_of("llama"), drafter, prompt, tokens=4)
     assert user.told == [([5, 6], 0.0, 4), "free", ([7], 0.0, 4), "free"]
 
 
 def test_it_sees_the_target_s_logits_and_hidden_states_row_by_row():
     target, user = judges.target_of("llama"), Watched()
-    register_user_drafter("mine", lambda: user)
     prompt = judges.PROMPTS[0]
-    judges.write(target, NAMED.build(build_context(target)), prompt, tokens=12)
+    judges.write(target, built(lambda: user), prompt, tokens=12)
     text, _ = user.seen[-1]
     with torch.inference_mode():
         whole = target.model(torch.tensor([text]), output_hidden_states=True)
@@ -245,17 +246,15 @@ DOCUMENTED = "tests.engine.drafters.documented_drafter"
 
 
 def test_a_class_written_from_tensorrt_llm_s_guide_runs_unchanged():
-    register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:MyDrafter"))
-    target = judges.target_of("llama")
-    assert judges.assert_greedy_lossless(target, NAMED.build(build_context(target))) > 0
+    drafter = built(load_user_drafter(f"{DOCUMENTED}:MyDrafter"))
+    assert judges.assert_greedy_lossless(judges.target_of("llama"), drafter) > 0
     assert "tensorrt_llm" not in sys.modules
 
 
 def test_its_resource_manager_lives_with_the_text():
-    register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:speculative_config"))
-    target = judges.target_of("llama")
+    drafter = built(load_user_drafter(f"{DOCUMENTED}:speculative_config"))
     manager = sys.modules[DOCUMENTED].speculative_config.resource_manager
     manager.told.clear()
-    steps = judges.write(target, NAMED.build(build_context(target)), [1, 2, 1], tokens=6).steps
+    steps = judges.write(judges.target_of("llama"), drafter, [1, 2, 1], tokens=6).steps
     expected = ["prepare"] + ["update", "prepare"] * (len(steps) - 1) + ["free"]
     assert manager.told == expected and not manager.pools
