@@ -297,16 +297,21 @@ def test_a_reduced_vocabulary_of_speculators_loads(tmp_path: Path, own_output: b
 # ---- what cannot be
 
 
-def test_another_targets_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"hidden_size": 16}, "hidden_size in config.json must be 16, got 32"),
+        ({"num_hidden_layers": 2}, r"reads target layers \[0, 1\].*offers 0 to 0"),
+        ({"vocab_size": 8}, "mask token is 11.*embeds tokens 0 to 7"),
+    ],
+)
+def test_another_targets_model_is_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
     dflash_model(*FULL).save_pretrained(tmp_path)
-    config = DFlashConfig(speculative_model=str(tmp_path))
-    for words, settings in (
-        ("hidden_size in config.json must be 16, got 32", {"hidden_size": 16}),
-        (r"reads target layers \[0, 1\].*offers 0 to 0", {"num_hidden_layers": 2}),
-        ("mask token is 11.*embeds tokens 0 to 7", {"vocab_size": 8}),
-    ):
-        with pytest.raises(DrafterError, match=words):
-            config.build(build_context(tiny_target(**settings)))
+    with pytest.raises(DrafterError, match=words):
+        config = DFlashConfig(speculative_model=str(tmp_path))
+        config.build(build_context(tiny_target(**settings)))
 
 
 def test_what_a_checkpoint_leaves_out_may_be_set(tmp_path: Path) -> None:

@@ -95,25 +95,27 @@ def translated(model: Target, *, keep: int = 256) -> Target:
 # ---- equal to transformers
 
 
+GENERATORS: dict[str, Any] = {
+    "same": AssistedCandidateGenerator,
+    "intersection": UniversalSpeculativeDecodingGenerator,
+    "text": AssistedCandidateGeneratorDifferentTokenizers,
+}
+
+
 def candidates(model: Any, small: Any, vocabulary: str) -> judges.Reference:
     """What transformers' candidate generators draft with a model of such a vocabulary."""
     config = small.model.generation_config
     config.num_assistant_tokens, config.assistant_confidence_threshold = 4, 0.0
     config.num_assistant_tokens_schedule = "constant"
     limits = GenerationConfig(max_length=256, min_length=0)
+    tokenizers = () if vocabulary == "same" else (model.tokenizer, small.tokenizer)
+    shared: list[Any] = []
+    if vocabulary == "intersection":
+        shared = [AssistantToTargetTranslator(model.tokenizer, small.tokenizer, VOCAB)]
 
     def reference(text: list[int]) -> list[int]:
         ids: Any = torch.tensor([text])
-        generator: Any
-        if vocabulary == "same":
-            generator = AssistedCandidateGenerator(ids, small.model, limits, {}, ids)
-        else:
-            between = (ids, small.model, model.tokenizer, small.tokenizer, limits, {})
-            if vocabulary == "text":
-                generator = AssistedCandidateGeneratorDifferentTokenizers(*between, ids)
-            else:
-                translator = AssistantToTargetTranslator(model.tokenizer, small.tokenizer, VOCAB)
-                generator = UniversalSpeculativeDecodingGenerator(*between, translator, ids)
+        generator = GENERATORS[vocabulary](ids, small.model, *tokenizers, limits, {}, *shared, ids)
         drafted: list[int] = generator.get_candidates(ids)[0][0, len(text) :].tolist()
         return drafted
 

@@ -39,7 +39,7 @@ def case_of(name: str) -> GoldenCase:
 
 def drafter_of(case: GoldenCase, settings: dict[str, Any] | None = None) -> EagleDrafter:
     """The reference's loader arguments, in our settings."""
-    values = {"speculative_model": str(case.folder / case.expected["head_dir"])}
+    values: dict[str, Any] = {}
     method = case.expected["method"]
     if method == "eagle1":
         values |= settings or {}
@@ -51,6 +51,7 @@ def drafter_of(case: GoldenCase, settings: dict[str, Any] | None = None) -> Eagl
             "max_total_draft_tokens": params["total_token"] - 1,
             "dynamic_tree_max_topK": params["top_k"],
         }
+    values["speculative_model"] = str(case.folder / case.expected["head_dir"])
     kind = Eagle3Config if method == "eagle3" else EagleConfig
     return kind.parse(values).build(build_context(case.target))
 
