@@ -368,6 +368,22 @@ def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
     assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
 
 
+class Sparse(Oracle):
+    """Finds something at every fourth position only, as copying does."""
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
+        is_found = (len(self.text) - self._num_prompt) % 4 == 0
+        return proposal if is_found else proposal.keep([0])
+
+
+def test_steps_without_a_find_are_not_charged_on_a_machine_that_has_become_slow() -> None:
+    """Ten times as slow as measured, as where another program takes the same cores."""
+    steps, drafter, _ = run(FLAT, ALWAYS, kind=Sparse, pace=lambda step: 10.0)
+    assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
+    assert sum(step.num_drafted > 0 for step in steps) > 0.2 * len(steps)
+
+
 def test_one_long_stall_does_not_keep_a_drafter_asleep_for_ever() -> None:
     target = tiny_target(eos_token_id=None)
     stalls = [1000.0]
