@@ -99,6 +99,8 @@ class Costs:
             return
         if is_hiccup:
             self.plain_ms = min(ms, last_hiccup_ms)
+        elif ms * HICCUP_RATIO < self.plain_ms:  # nothing speeds up a single step
+            self.plain_ms = ms
         else:  # a large deviation is seldom noise: the machine has changed
             is_far_off = not 0.75 < ms / self.plain_ms < 1.33
             weight = 0.3 if self.steps_since_plain > FRESH_STEPS or is_far_off else 0.1

@@ -19,6 +19,7 @@ from engine.proposal import Budget, ExtraRows, Proposal
 from engine.steps import End, Step
 from engine.tree import ChoiceTree
 from engine.tuning.controller import ControlledDrafter, build_drafter
+from engine.tuning.costs import Costs
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.survival import Survival, TrackedDraft
@@ -375,6 +376,18 @@ class Sparse(Oracle):
         proposal = super().propose(budget)
         is_found = (len(self.text) - self._num_prompt) % 4 == 0
         return proposal if is_found else proposal.keep([0])
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "plain_ms"),
+    [([50.0], 10.0), ([50.0, 60.0], 50.0), ([50.0, 10.0, 50.0], 10.0), ([1.0], 1.0)],
+    ids=["a hiccup", "now slower", "two hiccups", "now faster"],
+)
+def test_a_plain_step_takes_what_most_take(steps_ms: list[float], plain_ms: float) -> None:
+    costs = Costs(FLAT)
+    for ms in steps_ms:
+        costs.observe_plain(ms)
+    assert costs.plain_ms == plain_ms
 
 
 def test_steps_without_a_find_are_not_charged_on_a_machine_that_has_become_slow() -> None:
