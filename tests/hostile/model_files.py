@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.model.random_weights import add_tensors
 from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.engine.drafters.eagle_heads import config_of, layer_tensors, write
+from tests.engine.drafters.heads import save_head
 from tests.hostile.damages import (
     JSON_TEXTS,
     MISSING,
@@ -55,10 +55,6 @@ def save_gguf(folder: Path) -> None:
     write_gguf(folder / "tiny.gguf")
 
 
-def random(*shape: int, scale: float = 0.2) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def save_random(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -72,13 +68,6 @@ def save_heads(folder: Path, target: Target) -> None:
     save_random(folder, {"medusa_num_heads": 2}, {**shapes, "{0,1}.1.weight": (vocab, size)})
 
 
-def save_heads_as_pickle(folder: Path, target: Target) -> None:
-    save_heads(folder, target)
-    weights = folder / "model.safetensors"
-    torch.save(load_file(weights), folder / "medusa_lm_head.pt")
-    weights.unlink()
-
-
 def save_recurrent(folder: Path, target: Target) -> None:
     """ReDrafter with all parts."""
     size, vocab = target.hidden_size, target.vocab_size
@@ -89,41 +78,6 @@ def save_recurrent(folder: Path, target: Target) -> None:
         "lm_head.1.weight": (vocab, size),
     }
     save_random(folder, {"rnn": True}, shapes)
-
-
-def save_eagle(folder: Path, target: Target) -> None:
-    size = target.hidden_size
-    tensors = layer_tensors(size, size, "layers.0") | {"fc.weight": random(size, 2 * size)}
-    write(folder, tensors, config_of(target, bias=False))
-
-
-def save_eagle3(folder: Path, target: Target) -> None:
-    size, kept = target.hidden_size, torch.arange(0, 200, 2)
-    tensors = layer_tensors(size, 2 * size, "midlayer") | {
-        "fc.weight": random(size, 3 * size),
-        "lm_head.weight": random(len(kept), size),
-        "norm.weight": torch.ones(size),
-        "midlayer.hidden_norm.weight": torch.ones(size),
-        "midlayer.input_layernorm.weight": torch.ones(size),
-        "d2t": kept - torch.arange(len(kept)),
-    }
-    more = {"draft_vocab_size": len(kept)}
-    listed = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
-    write(folder, tensors, config_of(target, eagle_config=listed, **more))
-
-
-def save_dflash(folder: Path, target: Target) -> None:
-    size = target.hidden_size
-    tensors = {
-        "fc.weight": random(size, 2 * size),
-        "hidden_norm.weight": torch.ones(size),
-        "norm.weight": torch.ones(size),
-        "layers.0.input_layernorm.weight": torch.ones(size),
-        **layer_tensors(size, size, "layers.0"),
-    }
-    config = config_of(target, num_hidden_layers=1, block_size=4)
-    config |= {"dflash_config": {"mask_token_id": 11, "target_layer_ids": [0, 1]}}
-    write(folder, tensors, config)
 
 
 CORPUS = {"target": "tiny", "weights": None}
@@ -149,13 +103,13 @@ TARGETS: dict[str, Callable[[Path], None]] = {
     "bin": save_bin,
     "gguf": save_gguf,
 }
-DRAFTERS: dict[str, tuple[dict[str, Any], Callable[[Path, Target], None]]] = {
+DRAFTERS: dict[str, tuple[dict[str, Any], Callable[[Path, Target], object]]] = {
     "Medusa": ({"medusa_choices": ((0,), (0, 0))}, save_heads),
-    "Medusa as a pickle": ({"medusa_choices": ((0,), (0, 0))}, save_heads_as_pickle),
+    "Medusa as a pickle": ({"medusa_choices": ((0,), (0, 0))}, partial(save_head, "Medusa")),
     "ReDrafter": ({"beam_width": 2, "beam_length": 3}, save_recurrent),
-    "Eagle": ({"eagle_choices": ((0,), (0, 0))}, save_eagle),
-    "Eagle3": ({"max_draft_len": 2}, save_eagle3),
-    "DFlash": ({}, save_dflash),
+    "Eagle": ({"eagle_choices": ((0,), (0, 0))}, partial(save_head, "Eagle")),
+    "Eagle3": ({"max_draft_len": 2}, partial(save_head, "Eagle3")),
+    "DFlash": ({}, partial(save_head, "DFlash")),
     "Draft_Target": ({}, lambda folder, target: save_target(folder, seed=1)),
     "Suffix": ({}, save_corpus),
 }

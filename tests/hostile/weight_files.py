@@ -179,13 +179,8 @@ def pickle_cases(base: str, name: str) -> Iterator[Case]:
         "is text": rewrite(name, b"no weights " * 50),
         "is half an archive": change(name, lambda data: data[: len(data) // 2]),
         "is an archive with nothing": rewrite(name, b"PK\x05\x06" + bytes(18)),
-        "is a plain pickle": lambda folder: (
-            (folder / name).write_bytes(pickle.dumps({"a": Runs()})) and None
-        ),
-        "is deep": lambda folder: (
-            (folder / name).write_bytes(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
-            and None
-        ),
+        "is a plain pickle": rewrite(name, pickle.dumps({"a": Runs()})),
+        "is deep": rewrite(name, b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."),
         "is an old pickle": lambda folder: torch.save(
             {"a": Runs()}, folder / name, _use_new_zipfile_serialization=False
         ),
