@@ -18,7 +18,7 @@ from engine.kernels.cpu import compile as compiling
 from engine.model.random_weights import RandomSource
 from engine.model.sources import TargetSpec, WheelSource, locate, writing
 from engine.safe_text import MAX_FILE_NAME_BYTES, csv_line, file_name, json_text, read_json, visible
-from playground.cli.options import write_files
+from playground.cli.streams import write_files
 from playground.cli.terminal import Terminal, progress_bar
 from playground.errors import Fault, attempt
 from playground.runs.transfer import writing as export_to
@@ -111,7 +111,7 @@ def test_commands_print_by_what_shows_control_characters_and_by_nothing_else() -
         if raw.search(line)
     ]
     # The three functions themselves.
-    assert len(lines) == 3 and all(line.startswith("options.py: ") for line in lines), lines
+    assert len(lines) == 3 and all(line.startswith("streams.py: ") for line in lines), lines
 
 
 def test_what_stands_beside_a_bar_is_shown_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
