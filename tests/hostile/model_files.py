@@ -80,6 +80,12 @@ def save_recurrent(folder: Path, target: Target) -> None:
     save_random(folder, {"rnn": True}, shapes)
 
 
+def save_eagle3(folder: Path, target: Target) -> None:
+    """EAGLE-3 that lists its layers, since this target has fewer than its default reads."""
+    save_head("Eagle3", folder, target)
+    setting("config.json", "eagle_config.eagle_aux_hidden_state_layer_ids", [0, 1, 2])(folder)
+
+
 CORPUS = {"target": "tiny", "weights": None}
 LENGTH = 40
 
@@ -108,7 +114,7 @@ DRAFTERS: dict[str, tuple[dict[str, Any], Callable[[Path, Target], object]]] = {
     "Medusa as a pickle": ({"medusa_choices": ((0,), (0, 0))}, partial(save_head, "Medusa")),
     "ReDrafter": ({"beam_width": 2, "beam_length": 3}, save_recurrent),
     "Eagle": ({"eagle_choices": ((0,), (0, 0))}, partial(save_head, "Eagle")),
-    "Eagle3": ({"max_draft_len": 2}, partial(save_head, "Eagle3")),
+    "Eagle3": ({"max_draft_len": 2}, save_eagle3),
     "DFlash": ({}, partial(save_head, "DFlash")),
     "Draft_Target": ({}, lambda folder, target: save_target(folder, seed=1)),
     "Suffix": ({}, save_corpus),
@@ -381,13 +387,11 @@ def corpus_cases() -> Iterator[Case]:
         "dialogues are a pipe": as_pipe(file),
         "dialogues are no JSON": rewrite(file, b"{\n"),
         "dialogues are null": rewrite(file, b"null\n"),
-        "dialogues are a list": rewrite(file, b"[]\n"),
         "dialogues are deep": rewrite(file, b"[" * 100_000 + b"\n"),
         "dialogues are no utf-8": rewrite(file, b"\xff\xff\n"),
         "dialogues have other keys": rewrite(file, b'{"a": 1}\n'),
         "tokens are beyond the vocabulary": change(file, tokens_as(b"[99999]")),
         "tokens are negative": change(file, tokens_as(b"[-1]")),
-        "tokens are of 400 digits": change(file, tokens_as(b"[" + b"9" * 400 + b"]")),
         "tokens are text": change(file, tokens_as(b'["0"]')),
         "tokens are none": change(file, tokens_as(b"null")),
         "answers are no pairs": change(file, lambda d: d.replace(b"[[9, 40]]", b"[[9]]")),
