@@ -231,10 +231,10 @@ def number(key: str, value: int) -> Damage:
 
 
 def tensor_field(offset: int, value: bytes) -> Damage:
-    """Something else behind the name of the second tensor; 0 = its number of dimensions."""
+    """Something else behind the name of a norm in the middle; 0 = its number of dimensions."""
 
     def edit(data: bytes) -> bytes:
-        name = text(b"output_norm.weight")
+        name = text(b"blk.0.attn_norm.weight")
         at = data.index(name) + len(name) + offset
         return data[:at] + value + data[at + len(value) :]
 
