@@ -18,8 +18,8 @@ from pathlib import Path
 
 import presets
 from benchmarks import TARGET, read_options
-from benchmarks.endpoints import ours
-from benchmarks.vs_llama_cpp import DRAFT_TYPE, serving
+from benchmarks.servers import llama_server, own_server
+from benchmarks.vs_llama_cpp import DRAFT_TYPE
 from playground.connect.replay import Load, sample_prompts
 from playground.connect.report import Report
 from playground.connect.session import Address, measure
@@ -69,10 +69,11 @@ def _plain_url(options: argparse.Namespace) -> Iterator[str]:
     """Where a server listens that does not draft; without a llama-server, this program's own."""
     if options.server is None:
         print("No llama-server is given: this program's own server stands in for it.")
-        with tempfile.TemporaryDirectory() as folder, ours(Path(folder), options.target) as url:
-            yield url
+        with tempfile.TemporaryDirectory() as folder:
+            with own_server(Path(folder), options.target, "--no-token") as (_, url):
+                yield url.rstrip("/")
     else:
-        with serving(options.server, options.model, []) as plain:
+        with llama_server(options.server, options.model, []) as plain:
             yield plain.url
 
 
@@ -82,7 +83,7 @@ def _report(options: argparse.Namespace, load: Load, length: int, plain_url: str
         return asyncio.run(_last(Address(plain_url, model=f"{options.target}:{STAND_IN}"), load))
     drafting = ["--spec-type", DRAFT_TYPE, "--model-draft", str(options.draft), "--metrics"]
     drafting += ["--spec-draft-n-max", str(length)]
-    with serving(options.server, options.model, drafting) as server:
+    with llama_server(options.server, options.model, drafting) as server:
         return asyncio.run(_last(Address(server.url, plain_url=plain_url), load))
 
 

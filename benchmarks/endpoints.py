@@ -18,8 +18,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -28,27 +28,11 @@ import torch
 import presets
 from benchmarks import TARGET, read_options, spread
 from benchmarks.models import embedded_file
-from benchmarks.vs_llama_cpp import serving
+from benchmarks.servers import llama_server, own_server
 from playground.experiments.prompts import read_suite_file
-from tests.playground.serving import free_port
 
 FIGURES = ("time_to_first_token", "inter_token_latency", "output_token_throughput")
 CORES = os.sched_getaffinity(0)
-
-
-@contextmanager
-def ours(folder: Path, target: str) -> Iterator[str]:
-    """The address of our server, with a log of its own."""
-    port = free_port()
-    line = [sys.executable, "app.py", "serve", "--port", str(port), "--no-token"]
-    line += ["--db", str(folder / "runs.sqlite3"), "--target", target]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            next(line for line in process.stdout if "For programs" in line)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
 
 
 def aiperf_figures(
@@ -142,8 +126,9 @@ def clients(
     by_aiperf = partial(
         aiperf_figures, options.aiperf, questions=questions, count=count, tokens=options.tokens
     )
-    peer = stack.enter_context(serving(options.server, embedded_file(), ()))
-    url = stack.enter_context(ours(questions.parent, options.target))
+    peer = stack.enter_context(llama_server(options.server, embedded_file(), ()))
+    own = own_server(questions.parent, options.target, "--no-token")
+    url = stack.enter_context(own)[1].rstrip("/")
     methods = {
         f"here, {method}": partial(by_aiperf, url, f"{options.target}:{method}")
         for method in options.methods.split(",")

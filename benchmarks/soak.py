@@ -13,12 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,7 +27,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks import ROOT, TARGET, read_options
+from benchmarks import TARGET, read_options
+from benchmarks.servers import own_server
 
 API = "/gradio_api"
 METHODS = ("plain", "ngram", "suffix")
@@ -44,8 +41,10 @@ def main() -> None:
     """Use and print."""
     smoke = {"seconds": 5.0, "clients": 2}
     options = read_options(__doc__, smoke=smoke, seconds=600.0, clients=8, target=TARGET, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        server, url = _start(Path(folder), options.target)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        own_server(Path(folder), options.target) as (server, url),
+    ):
         try:
             _use(url, server.pid, options)
         finally:
@@ -53,21 +52,6 @@ def main() -> None:
             server.send_signal(signal.SIGINT)
             server.wait()
     print(f"Ctrl+C ended it in {time.monotonic() - began:.1f} s")
-
-
-def _start(folder: Path, target: str) -> tuple[subprocess.Popen[str], str]:
-    """The server and its address, token and all."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "app.py", "serve", "--port", str(port)]
-    command += ["--db", str(folder / "runs.sqlite3"), "--target", target]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    for line in server.stdout:
-        if match := re.search(r"http://\S+", line):
-            return server, match[0]
-    raise RuntimeError("the server did not start")
 
 
 @dataclass

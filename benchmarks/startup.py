@@ -9,7 +9,6 @@ tokenizers of GGUF files in the cache.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import time
 import urllib.request
 
 from benchmarks import ROOT, TARGET, read_options, spread
+from benchmarks.servers import free_port
 
 WAIT_S = 120.0
 LOAD = """
@@ -96,9 +96,7 @@ def _load(target: str) -> dict[str, float]:
 
 def _first_page(target: str) -> float:
     """From the command to the first answer of the server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "app.py", "serve", "--port", str(port)]
         command += ["--db", f"{folder}/runs.sqlite3", "--no-token", "--target", target]

@@ -16,20 +16,15 @@ many tokens.
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-
-import httpx
-import torch
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 import presets
 from benchmarks import TARGET, ratios, read_options
 from benchmarks.models import drafter_of, embedded_file, first_turns, load
+from benchmarks.servers import LlamaServer, llama_server
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Drafter
@@ -43,82 +38,7 @@ PLAIN = f"{PEER} none"
 SPEC_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 """Its kinds of speculation that need no weights."""
 DRAFT_TYPE = "draft-simple"
-START_S = 60.0
 WARM_UP_TOKENS = 32
-
-
-class Server:
-    """A llama-server that listens."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._http = httpx.Client(base_url=url, timeout=300.0)
-
-    def ready(self) -> bool:
-        try:
-            return self._http.get("/health").status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
-
-    def seconds(self, prompt_ids: Sequence[int], num_tokens: int) -> float:
-        """Of decoding, as it reports them."""
-        request = {
-            "prompt": list(prompt_ids),
-            "n_predict": num_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "cache_prompt": False,
-        }
-        answer = self._http.post("/completion", json=request).raise_for_status().json()
-        timings: dict[str, float] = answer["timings"]
-        if timings["predicted_n"] < num_tokens - 1:
-            raise RuntimeError(f"llama-server wrote {timings['predicted_n']} tokens")
-        return timings["predicted_ms"] / 1000 / timings["predicted_n"] * (num_tokens - 1)
-
-    def reading_seconds(self, prompt_ids: Sequence[int]) -> float:
-        """Of reading a prompt, as it reports them."""
-        request = {"prompt": list(prompt_ids), "n_predict": 1, "cache_prompt": False}
-        answer = self._http.post("/completion", json=request).raise_for_status().json()
-        seconds: float = answer["timings"]["prompt_ms"] / 1000
-        return seconds
-
-
-@contextmanager
-def serving(program: Path, file: Path, options: Sequence[str]) -> Iterator[Server]:
-    """Start a llama-server with these options and end it.
-
-    Raises RuntimeError: it did not start.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    threads = str(torch.get_num_threads())
-    line = [
-        str(program),
-        "--model",
-        str(file),
-        "--port",
-        str(port),
-        "--ctx-size",
-        "4096",
-        "--parallel",
-        "1",
-    ]
-    line += ["--threads", threads, "--threads-batch", threads, *options]
-    try:
-        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    except OSError as error:
-        raise RuntimeError(f"{program} could not be started: {error.strerror}") from error
-    with process:
-        try:
-            server, began_s = Server(f"http://127.0.0.1:{port}"), time.monotonic()
-            while not server.ready():
-                if process.poll() is not None or time.monotonic() - began_s > START_S:
-                    raise RuntimeError(f"{program} did not start: {' '.join(options) or 'plain'}")
-                time.sleep(0.1)
-            yield server
-        finally:
-            process.terminate()
 
 
 def seconds_here(target: Target, drafter: Drafter, ids: list[int], num_tokens: int) -> float:
@@ -139,7 +59,7 @@ def reading_seconds_here(target: Target, ids: list[int]) -> float:
     return seconds
 
 
-def servers_of(options: argparse.Namespace, stack: ExitStack) -> dict[str, Server]:
+def servers_of(options: argparse.Namespace, stack: ExitStack) -> dict[str, LlamaServer]:
     """A server for each way that this build of llama-server knows."""
     if options.server is None:
         print("No llama-server is given: the table is of the methods here.")
@@ -150,10 +70,10 @@ def servers_of(options: argparse.Namespace, stack: ExitStack) -> dict[str, Serve
     if options.draft:
         draft = ["--spec-type", DRAFT_TYPE, "--model-draft", str(options.draft)]
         ways[f"{PEER} {DRAFT_TYPE}"] = draft
-    file, servers = options.gguf or embedded_file(), dict[str, Server]()
+    file, servers = options.gguf or embedded_file(), dict[str, LlamaServer]()
     for name, settings in ways.items():
         try:
-            servers[name] = stack.enter_context(serving(options.server, file, settings))
+            servers[name] = stack.enter_context(llama_server(options.server, file, settings))
         except RuntimeError as error:
             print(f"{name} is left out: {error}.")
     return servers

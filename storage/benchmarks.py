@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,8 +25,9 @@ from storage.records import (
     SpeedupCounts,
     StorageError,
 )
-from storage.schema import IS_SWEEP, artifacts, benchmarks, digest, new_id, runs
+from storage.schema import IS_SWEEP, artifacts, benchmarks, digest, new_id, now, runs
 
+Head = TypeVar("Head", bound=BenchmarkHead)
 MAX_EXPERIMENTS = 20
 """Newest experiments whose configurations are offered."""
 
@@ -37,19 +38,12 @@ class Benchmarks:
     def __init__(self, database: Database, this_owner: str) -> None:
         self._database = database
         self._owner = this_owner
-        self.open_rows = owner.OpenRows(benchmarks)
+        self.open_rows = owner.OpenRows(database, benchmarks)
 
     def begin(self, benchmark_id: str, name: str, plan: Mapping[str, Any]) -> None:
         """Add a benchmark that is about to start."""
         new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
-        over = self.open_rows.unwritten
-
-        def write(connection: sa.Connection) -> None:
-            owner.interrupt(connection, benchmarks, over)
-            connection.execute(new)
-
-        self._database.persist(write, lambda c: exists(c, benchmarks.c.id == benchmark_id))
-        self.open_rows.begin(benchmark_id, written=over)
+        self.open_rows.begin(benchmark_id, lambda connection, _: connection.execute(new))
 
     def finish(
         self,
@@ -58,47 +52,50 @@ class Benchmarks:
         summary: Mapping[str, Any],
     ) -> None:
         """Write how a benchmark ended. If that fails, the next `begin` marks it as interrupted."""
-        values = {"status": status, "summary": summary, "finished_at": owner.now()}
-        end = _update(benchmark_id, values)
-        with self.open_rows.finishing(benchmark_id):
-            self._database.persist(lambda connection: connection.execute(end))
+        values = {"status": status, "summary": summary, "finished_at": now()}
+        end = benchmarks.update().where(benchmarks.c.id == benchmark_id).values(values)
+        self.open_rows.finish(benchmark_id, lambda connection: connection.execute(end))
 
     def resume(self, benchmark_id: str) -> Benchmark:
         """Resume a benchmark: it is `running` again and belongs to this process.
 
         Raises StorageError: no such benchmark, or another process is running it.
         """
-        now = owner.now()
-        mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
+        its, time = benchmarks.c.id == benchmark_id, now()
+        mine = {"status": "running", "owner": self._owner, "heartbeat_at": time}
         with self._database.transaction() as connection:
-            row = connection.execute(_of(benchmark_id).with_for_update()).one_or_none()
+            query = sa.select(benchmarks).where(its).with_for_update()
+            row = connection.execute(query).one_or_none()
             if row is None:
                 raise StorageError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-            alive = owner.is_alive(row.owner, _last_heartbeat(connection, row), now)
+            alive = owner.is_alive(row.owner, _last_heartbeat(connection, row), time)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
                     f"Benchmark {benchmark_id} is running in another process. Stop it there, or "
                     "wait until it is done."
                 )
-            connection.execute(_update(benchmark_id, mine))
-        self.open_rows.begin(benchmark_id)
-        return replace(_benchmark(row), status="running", finished_at=None)
+            connection.execute(benchmarks.update().where(its).values({**mine, "finished_at": None}))
+            resumed = connection.execute(_select(Benchmark).where(its)).one()
+        self.open_rows.ids.add(benchmark_id)
+        return Benchmark(**resumed._mapping)
 
     def get(self, benchmark_id: str) -> Benchmark | None:
         """One benchmark; None if there is none of this id."""
-        with self._database.transaction(reading=True) as connection:
-            row = connection.execute(_of(benchmark_id)).one_or_none()
-        return None if row is None else _benchmark(row)
+        return self._read(Benchmark, benchmark_id)
 
     def head(self, benchmark_id: str) -> BenchmarkHead | None:
         """One benchmark without its plan; None if there is none of this id."""
+        return self._read(BenchmarkHead, benchmark_id)
+
+    def _read(self, kind: type[Head], benchmark_id: str) -> Head | None:
+        query = _select(kind).where(benchmarks.c.id == benchmark_id)
         with self._database.transaction(reading=True) as connection:
-            row = connection.execute(_HEADS.where(benchmarks.c.id == benchmark_id)).one_or_none()
-        return None if row is None else BenchmarkHead(**row._mapping)
+            row = connection.execute(query).one_or_none()
+        return None if row is None else kind(**row._mapping)
 
     def list(self, limit: int = 50, *, sweeps: bool = False) -> tuple[BenchmarkHead, ...]:
         """The newest benchmarks, or the newest sweeps, newest first."""
-        newest = _HEADS.where(IS_SWEEP if sweeps else ~IS_SWEEP)
+        newest = _select(BenchmarkHead).where(IS_SWEEP if sweeps else ~IS_SWEEP)
         newest = newest.order_by(benchmarks.c.created_at.desc(), benchmarks.c.id).limit(limit)
         with self._database.transaction(reading=True) as connection:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
@@ -113,19 +110,8 @@ class Benchmarks:
         owner.interrupt_dead(connection, benchmarks, lambda row: _last_heartbeat(connection, row))
 
 
-_HEADS = sa.select(*(benchmarks.c[field.name] for field in fields(BenchmarkHead)))
-
-
-def _of(benchmark_id: str) -> sa.Select[Any]:
-    return sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
-
-
-def _update(benchmark_id: str, values: Mapping[str, Any]) -> sa.Update:
-    return benchmarks.update().where(benchmarks.c.id == benchmark_id).values(**values)
-
-
-def _benchmark(row: sa.Row[Any]) -> Benchmark:
-    return Benchmark(**{field.name: getattr(row, field.name) for field in fields(Benchmark)})
+def _select(kind: type[BenchmarkHead]) -> sa.Select[Any]:
+    return sa.select(*(benchmarks.c[field.name] for field in fields(kind)))
 
 
 def _last_heartbeat(connection: sa.Connection, row: sa.Row[Any]) -> Any:

@@ -27,7 +27,7 @@ class RunLog(RunReader):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._owner = owner.this_process()
-        self._open = owner.OpenRows(runs)
+        self._open = owner.OpenRows(database, runs)
         self.artifacts = Artifacts(database)
         self.benchmarks = Benchmarks(database, self._owner)
         self.experiments = Experiments(database)
@@ -64,7 +64,7 @@ class RunLog(RunReader):
 
     def close(self) -> None:
         """Close the connections; rows begun here and not finished become `interrupted`."""
-        unfinished = [rows for rows in (self._open, self.benchmarks.open_rows) if rows]
+        unfinished = [rows for rows in (self._open, self.benchmarks.open_rows) if rows.ids]
         if unfinished:
             with self._database.transaction() as connection:
                 for rows in unfinished:
@@ -83,17 +83,14 @@ class RunLog(RunReader):
             decoding_type=str(new.method["decoding_type"]),
             num_prompt_tokens=len(new.prompt_ids),
         )
-        over = self._open.unwritten
 
-        def write(connection: sa.Connection) -> None:
-            owner.interrupt(connection, runs, over)
+        def insert(connection: sa.Connection, over: owner.Unwritten) -> None:
             for ended, error in over.items():
                 details = run_details.update().where(run_details.c.run_id == ended)
                 connection.execute(details.values(error=error))
             writing.insert(connection, [values])
 
-        self._database.persist(write, lambda c: exists(c, runs.c.id == run_id))
-        self._open.begin(run_id, written=over)
+        self._open.begin(run_id, insert)
         return run_id
 
     def add_prefill(
@@ -161,8 +158,7 @@ class RunLog(RunReader):
             "error": error,
             **figures,
         }
-        with self._open.finishing(run_id, error):
-            self._database.persist(lambda connection: _change(connection, run_id, **values))
+        self._open.finish(run_id, lambda connection: _change(connection, run_id, **values), error)
         for watcher in () if external else self.watchers:
             watcher.finished(reason=finish_reason, metrics=metrics)
 
@@ -207,7 +203,7 @@ class RunLog(RunReader):
         with self._database.transaction() as connection:
             writing.check_known(connection, run_ids)
             update = runs.update().where(runs.c.id.in_(run_ids))
-            connection.execute(update.values(deleted_at=owner.now() if deleted else None))
+            connection.execute(update.values(deleted_at=schema.now() if deleted else None))
 
     def write_whole(self, new: Sequence[StoredRun]) -> int:
         """Add runs of another log in one transaction; returns the number of new ones.
@@ -230,7 +226,7 @@ class RunLog(RunReader):
 
 def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
     """Set columns of a run and of its details, and its heartbeat; raises StorageError."""
-    values["heartbeat_at"] = owner.now()
+    values["heartbeat_at"] = schema.now()
     for table, key in ((runs, runs.c.id), (run_details, run_details.c.run_id)):
         own = {name: value for name, value in values.items() if name in table.c}
         change = table.update().where(key == run_id).values(own)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from storage.database import Database
+from storage.query import exists
+from storage.schema import now
+
+Unwritten = Mapping[str, str | None]
+"""Finished rows whose end could not be written, with their errors."""
 STALE_AFTER = timedelta(minutes=10)
 """A run of another machine without a heartbeat for this long counts as dead."""
-
-
-def now() -> datetime:
-    """The time as stored: UTC, naive."""
-    return datetime.now(UTC).replace(tzinfo=None)
 
 
 def this_process() -> str:
@@ -55,41 +55,49 @@ def interrupt_dead(
 
 
 class OpenRows:
-    """Rows of a table that this process began and has not finished; any thread may use it."""
+    """Rows of a table that this process began and has not finished; any thread may use it.
 
-    def __init__(self, table: sa.Table) -> None:
-        self._table = table
-        self._ids: set[str] = set()
+    Attributes:
+        ids: their ids.
+    """
+
+    def __init__(self, database: Database, table: sa.Table) -> None:
+        self._database, self._table = database, table
+        self.ids: set[str] = set()
         self._unwritten: dict[str, str | None] = {}
 
-    @property
-    def unwritten(self) -> Mapping[str, str | None]:
-        """Finished rows whose end could not be written, with their errors."""
-        return dict(self._unwritten)
+    def begin(self, row_id: str, insert: Callable[[sa.Connection, Unwritten], object]) -> None:
+        """Add a row, and mark those whose end could not be written as `interrupted`.
 
-    def begin(self, row_id: str, *, written: Collection[str] = ()) -> None:
-        """Add an open row; `written` are finished rows whose end is now written."""
-        self._ids.add(row_id)
-        for ended in written:
-            self._ids.discard(ended)
+        Args:
+            insert: writes the row; it is also given those others, with their errors.
+        """
+        over = dict(self._unwritten)
+
+        def write(connection: sa.Connection) -> None:
+            interrupt(connection, self._table, over)
+            insert(connection, over)
+
+        self._database.persist(write, lambda c: exists(c, self._table.c.id == row_id))
+        self.ids.add(row_id)
+        for ended in over:
+            self.ids.discard(ended)
             self._unwritten.pop(ended, None)
 
-    @contextmanager
-    def finishing(self, row_id: str, error: str | None = None) -> Iterator[None]:
-        """Write the end of a row within the block; if that fails, the row becomes unwritten."""
+    def finish(
+        self, row_id: str, write: Callable[[sa.Connection], object], error: str | None = None
+    ) -> None:
+        """Write the end of a row. If that fails, the next `begin` marks it, with this error."""
         try:
-            yield
+            self._database.persist(write)
         except BaseException:
             self._unwritten[row_id] = error
             raise
-        self._ids.discard(row_id)
+        self.ids.discard(row_id)
 
     def interrupt(self, connection: sa.Connection) -> None:
         """Mark all of them as `interrupted`."""
-        interrupt(connection, self._table, tuple(self._ids))
-
-    def __bool__(self) -> bool:
-        return bool(self._ids)
+        interrupt(connection, self._table, tuple(self.ids))
 
 
 def _boot_id() -> str:

@@ -18,7 +18,6 @@ import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, String, Table
 
 from storage.dialects import AnyText, Name, Real, readable
-from storage.owner import now
 from storage.records import Figure, NameKey, StepRow, StorageError
 
 FIGURES = get_args(Figure)
@@ -112,6 +111,11 @@ class Utc(sa.types.TypeDecorator[datetime]):
 
 def new_id() -> str:
     return secrets.token_hex(8)
+
+
+def now() -> datetime:
+    """The time as stored: UTC, naive."""
+    return datetime.now(UTC).replace(tzinfo=None)
 
 
 metadata = sa.MetaData(

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from storage import RunLog
 
 FAST = {"fsync": "off", "full_page_writes": "off"}
 """No test survives the machine's crash, so none waits for its disk."""
-WAIT_S = 60
 
 
 def programs() -> Path | None:
@@ -50,58 +48,42 @@ class Server:
     """
 
     def __init__(self, folder: Path) -> None:
-        programs_ = programs()
-        assert programs_ is not None
-        self.folder, self._programs = folder, programs_
-        self._process: subprocess.Popen[bytes] | None = None
-        self._admin: sa.Engine | None = None
+        self.folder = folder
         self._user: str | None = None
         if os.geteuid() == 0:  # the server refuses to run as root
-            self._user = "postgres" if _exists("postgres") else "nobody"
+            names = {user.pw_name for user in pwd.getpwall()}
+            self._user = "postgres" if "postgres" in names else "nobody"
             shutil.chown(folder, self._user)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
-        options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
-        command = [str(self._programs / "initdb"), "-D", str(folder / "data"), *options]
-        subprocess.run(command, user=self._user, cwd=folder, check=True, capture_output=True)
+        self._call("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        # Kept: for a connection of its own, each statement would take twice as long.
+        self._admin = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+
+    def _call(self, program: str, *words: str) -> None:
+        """Run one of PostgreSQL's programs on the cluster."""
+        folder = programs()
+        assert folder is not None
+        subprocess.run(
+            [folder / program, "-D", self.folder / "data", *words],
+            user=self._user,
+            cwd=self.folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
         settings = {"listen_addresses": "127.0.0.1", "port": self.port, **FAST}
         settings["unix_socket_directories"] = str(self.folder)
-        options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
-        command = [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *options]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, user=self._user, cwd=self.folder, stdout=log, stderr=log
-            )
-        until = time.monotonic() + WAIT_S
-        # Kept: for a connection of its own, each statement would take twice as long.
-        self._admin = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
-        while True:
-            try:
-                self._admin.connect().close()
-                break
-            except sa.exc.OperationalError:
-                if self._process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError((self.folder / "log").read_text()) from None
-                time.sleep(0.05)
+        options = " ".join(f"-c {key}={value}" for key, value in settings.items())
+        self._call("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", options)
 
     def stop(self) -> None:
         """Stop it at once, as a lost server does: sessions are cut, nothing is said to them."""
-        if self._process is not None:
-            assert self._admin is not None
-            self._admin.dispose()
-            subprocess.run(
-                [self._programs / "pg_ctl", "stop", "-m", "immediate", "-D", self.folder / "data"],
-                user=self._user,
-                cwd=self.folder,
-                check=True,
-                capture_output=True,
-            )
-            self._process.wait()
-            self._process = None
+        self._admin.dispose()
+        self._call("pg_ctl", "stop", "-m", "immediate")
 
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
@@ -120,7 +102,6 @@ class Server:
         RunLog.open(self.url(name)).close()
 
     def _run(self, statement: str) -> None:
-        assert self._admin is not None
         with self._admin.connect() as connection:
             connection.execute(sa.text(statement))
 
@@ -136,10 +117,3 @@ def server() -> Iterator[Server]:
             yield found
         finally:
             found.stop()
-
-
-def _exists(user: str) -> bool:
-    try:
-        return bool(pwd.getpwnam(user))
-    except KeyError:
-        return False

@@ -13,18 +13,16 @@ from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 
 
-def test_every_target_preset_loads_under_its_file_name() -> None:
-    files = {f.stem for f in (presets.FOLDER / "targets").glob("*.yaml")}
-    assert set(presets.targets()) == files
+def test_every_preset_loads_under_its_file_name_and_names_what_exists() -> None:
+    for kind in ("targets", "methods"):
+        files = {file.stem for file in (presets.FOLDER / kind).glob("*.yaml")}
+        assert set(getattr(presets, kind)()) == files
     assert next(iter(presets.targets())) == "smollm2-135m-instruct"
-
-
-def test_every_method_preset_loads_and_names_a_known_target() -> None:
-    files = {f.stem for f in (presets.FOLDER / "methods").glob("*.yaml")}
-    assert set(presets.methods()) == files
     for preset in presets.methods().values():
         assert preset.config.decoding_type in methods()
         assert preset.target is None or preset.target in presets.targets(), preset.name
+    for suite in presets.suites().values():
+        assert len({prompt.category for prompt in suite.prompts}) >= 2
 
 
 def test_a_preset_that_says_how_many_nodes_it_has_is_right() -> None:
@@ -45,11 +43,6 @@ def test_a_draft_model_named_as_a_corpus_is_the_model() -> None:
     assert presets.locate(corpus) == corpus
     assert Path(presets.locate(corpus, "corpora"), "corpus.json").is_file()
     assert presets.resolve(presets.locate(corpus)) is presets.targets()[corpus]
-
-
-def test_every_suite_has_prompts_in_several_categories() -> None:
-    for suite in presets.suites().values():
-        assert len({prompt.category for prompt in suite.prompts}) >= 2
 
 
 def test_unknown_key_in_a_preset_names_file_and_key(tmp_path: Path) -> None:

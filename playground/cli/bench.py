@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from playground.cli.options import (
-    EXIT_INTERRUPTED,
     LogOptions,
     SamplingOptions,
     TargetOptions,
     command,
-    note,
     option,
     split_list,
+)
+from playground.cli.streams import (
+    EXIT_INTERRUPTED,
+    note,
     until_interrupt,
     write_files,
     write_output,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.formats import DASH
-from playground.cli.options import JsonOptions, LogOptions, argument, command, echo, note, option
+from playground.cli.options import JsonOptions, LogOptions, argument, command, option
+from playground.cli.streams import echo, note
 
 if TYPE_CHECKING:
     from playground.connect.readings import Reading

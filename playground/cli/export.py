@@ -16,13 +16,9 @@ from playground.cli.options import (
     MethodOptions,
     argument,
     command,
-    echo,
-    note,
     option,
-    read_stdin,
-    write_files,
-    write_output,
 )
+from playground.cli.streams import echo, note, read_stdin, write_files, write_output
 
 if TYPE_CHECKING:
     from playground.deploy import ExportSource

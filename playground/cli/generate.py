@@ -14,17 +14,19 @@ import typer
 from engine.formats import plural
 from engine.safe_text import json_text
 from playground.cli.options import (
-    EXIT_INTERRUPTED,
     METHOD_HELP,
     LogOptions,
     MethodOptions,
     SamplingOptions,
     TargetOptions,
     argument,
-    as_output,
     command,
-    note,
     option,
+)
+from playground.cli.streams import (
+    EXIT_INTERRUPTED,
+    as_output,
+    note,
     read_stdin,
     until_interrupt,
     write_output,

@@ -13,23 +13,17 @@ so that `--help` answers at once.
 
 from __future__ import annotations
 
-import errno
 import inspect
-import io
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperGroup
 
-from engine.safe_text import MAX_CHARS, as_text, disk_is_full, read_text, visible, write_error_text
+from engine.safe_text import read_text
+from playground.cli.streams import note
 
 if TYPE_CHECKING:
     from engine.config import Limits, Sampling
@@ -38,67 +32,11 @@ if TYPE_CHECKING:
     from playground.host.models import Models
     from storage import RunLog
 
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 EMBEDDED = "smollm2-135m-instruct"
 Options = TypeVar("Options")
 
 REQUIRED: Any = MISSING
 METHOD_HELP = "Method: preset, FILE.yaml (ours or TensorRT-LLM's) or decoding type."
-
-
-class CommandGroup(TyperGroup):
-    """Reports the playground's own errors as one sentence on stderr."""
-
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
-        try:
-            for argument in ctx.args:
-                as_text(argument, what=f"The argument {argument[:40]!r}")
-            result = super().invoke(ctx)
-            sys.stdout.flush()  # raises here if the disk is full, so that it is reported
-            return result
-        except KeyboardInterrupt as error:
-            note("Stopped.")
-            raise typer.Exit(EXIT_INTERRUPTED) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader has closed the pipe
-                raise
-            # Else Python flushes to the failed stream again at exit.
-            with suppress(OSError), open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
-            what = error.filename or "The output"
-            full = disk_is_full(error)
-            reason = (
-                write_error_text(what, error) if full else f"{what}: {error.strerror or error}."
-            )
-            note(f"error: {reason:.2000}")
-            raise typer.Exit(EXIT_USER_ERROR) from error
-        except Exception as error:  # errors are imported only when needed, to keep --help fast
-            from engine.errors import PlaygroundError
-            from storage import StorageError
-
-            if not isinstance(error, PlaygroundError | StorageError):
-                raise
-            note(f"error: {error!s:.2000}")
-            raise typer.Exit(EXIT_USER_ERROR) from error
-
-
-def echo(text: str) -> None:
-    """Print for people: control characters are shown, not obeyed."""
-    typer.echo(visible(text))
-
-
-def note(text: str) -> None:
-    """Print for people on stderr."""
-    typer.echo(visible(text), err=True)
-
-
-def as_output(text: str) -> str:
-    """A result verbatim for a file or pipe, and with visible control characters for a terminal."""
-    return visible(text) if sys.stdout.isatty() else text
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
@@ -141,52 +79,9 @@ def command(options: type[Options]) -> Callable[[Callable[[Options], None]], Cal
     return decorate
 
 
-@contextmanager
-def until_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl+C was pressed; a second press ends the program."""
-    interrupted = threading.Event()
-
-    def interrupt(number: int, frame: Any) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupted.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
 def split_list(text: str | None) -> tuple[str, ...]:
     """The items of `a,b`."""
     return tuple(part for item in (text or "").split(",") if (part := item.strip()))
-
-
-def read_stdin() -> str:
-    """Standard input. Raises ConfigError: it is not text, or too long."""
-    return as_text(sys.stdin.buffer.read(MAX_CHARS + 1), what="The input")
-
-
-def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write texts under their names; returns their paths."""
-    from engine.errors import ConfigError
-
-    try:
-        for name, text in texts.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output: {write_error_text(folder, error)}") from error
-    return [folder / name for name in texts]
-
-
-def write_output(text: str, file: Path | None) -> None:
-    """Print a text, or write it to a file and print its path."""
-    if file is None:
-        typer.echo(as_output(text), nl=False)
-    else:
-        echo(str(write_files(file.parent, {file.name: text})[0]))
 
 
 @dataclass(kw_only=True)

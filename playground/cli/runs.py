@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import (
-    REQUIRED,
-    JsonOptions,
-    LogOptions,
-    argument,
-    command,
-    echo,
-    note,
-    option,
-)
+from playground.cli.options import REQUIRED, JsonOptions, LogOptions, argument, command, option
+from playground.cli.streams import echo, note
 
 if TYPE_CHECKING:
     from storage import RunQuery, RunSummary

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, command, echo, option
+from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, command, option
+from playground.cli.streams import echo
 
 
 @dataclass(kw_only=True)

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import typer
 
-from playground.cli.options import (
-    REQUIRED,
-    JsonOptions,
-    argument,
-    command,
-    echo,
-    option,
-    write_output,
-)
+from playground.cli.options import REQUIRED, JsonOptions, argument, command, option
+from playground.cli.streams import echo, write_output
 
 suites = typer.Typer(
     name="suites",

@@ -11,16 +11,8 @@ import typer
 
 from engine.safe_text import json_text
 from playground.cli.bench import ExperimentOptions, run_experiment
-from playground.cli.options import (
-    EXIT_INTERRUPTED,
-    METHOD_HELP,
-    MethodOptions,
-    command,
-    note,
-    option,
-    write_files,
-    write_output,
-)
+from playground.cli.options import METHOD_HELP, MethodOptions, command, option
+from playground.cli.streams import EXIT_INTERRUPTED, note, write_files, write_output
 
 if TYPE_CHECKING:
     from playground.experiments.plan import SweepPlan

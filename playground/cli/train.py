@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from playground.cli.options import (
-    REQUIRED,
-    LogOptions,
-    TargetOptions,
-    command,
-    echo,
-    note,
-    option,
-    split_list,
-)
+from playground.cli.options import REQUIRED, LogOptions, TargetOptions, command, option, split_list
+from playground.cli.streams import echo, note
 from playground.training import ABOUT
 
 if TYPE_CHECKING:

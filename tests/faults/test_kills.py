@@ -1,6 +1,7 @@
 """kill -9 at any moment of every long action: what was shown is kept, and what is left is done.
 
-Short by default; --faults-long kills a hundred times.
+Ctrl+C is quick, and leaves nothing half marked. Short by default; --faults-long kills a hundred
+times.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import trial_benchmark_id
 from storage import RunLog, RunQuery
 from tests.faults.children import Child, command, page, words
-from tests.faults.runs import Watcher, answers, check_marks, check_run, follow, slow
+from tests.faults.runs import (
+    Watcher,
+    answers,
+    check_marks,
+    check_run,
+    follow,
+    ids_of,
+    slow,
+    streamed,
+)
 from tests.playground.serving import free_port
 from tests.playground.tiny import save_tiny_llama
 from tests.storage.conftest import detail
@@ -31,6 +41,9 @@ pytestmark = pytest.mark.slow  # whole programs, started and ended
 SEED = 20261122
 MOST_AT_ONCE = 5
 """Kills of one experiment before it is left alone to end."""
+SOON_S = 30.0
+"""On a machine that has other things to do; by itself the page's run would take longer."""
+INTERRUPTED = 130
 
 
 def timed(folder: Path, *arguments: object) -> float:
@@ -208,3 +221,57 @@ def test_what_is_killed_goes_on_and_ends_as_without_the_kills(
             check_marks(folder / "runs.db")
         timed(tmp_path, *action.words(tiny, folder))
         assert action.result(folder) == whole
+
+
+# ---- ends that are asked for
+
+
+def test_ctrl_c_in_generate_is_a_cancelled_run_with_what_was_shown(
+    tiny: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "runs.db"
+    asked = ("generate", "hello", "--target", tiny, "--dtype", "float32", "--db", db)
+    child = Child(tmp_path, command, *asked, "--ignore-eos", "--max-new-tokens", "1900")
+    assert child.until(lambda: len(child.text) > 20), child.errors
+    child.interrupt()
+    assert child.ended() == INTERRUPTED and "Traceback" not in child.errors
+    with RunLog.open(str(db)) as log:
+        (row,) = log.find().rows
+        run = detail(log, row.id)
+        assert (run.status, run.finish_reason, run.error) == ("cancelled", "cancelled", None)
+        assert run.text == child.text.removesuffix("\n")
+        assert run.text.startswith(streamed(log, run))
+    assert "(cancelled)" in child.errors, "the figures of what there was"
+
+
+def test_ctrl_c_in_a_sweep_leaves_it_stopped_and_its_trial_to_be_tried_again(
+    tiny: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "runs.db"
+    line = (
+        "sweep --target {} --dtype float32 --db {} --method ngram --grid --vary max_draft_len=1:9"
+    )
+    asked = words(f"{line} --suite starter --ignore-eos --max-new-tokens 400 --name s", tiny, db)
+    child = Child(tmp_path, command, *asked)
+    assert child.until(lambda: len(ids_of(db, "completed")) >= 1), child.errors
+    child.interrupt()
+    assert child.ended() == INTERRUPTED, child.errors
+    assert "--resume s" in child.errors and "Traceback" not in child.errors
+    with RunLog.open(str(db)) as log:
+        assert [sweep.status for sweep in log.benchmarks.list(sweeps=True)] == ["cancelled"]
+        assert {row.status for row in log.find().rows} <= {"completed", "cancelled"}
+
+
+def test_ctrl_c_ends_a_page_that_streams_to_an_open_tab(tmp_path: Path) -> None:
+    db = tmp_path / "runs.db"
+    child, url = begin_page(tmp_path, save_tiny_llama(tmp_path / "tiny"), db)
+    seen = Watcher()
+    tab = threading.Thread(target=follow, args=(url, seen.take), kwargs=slow(delay_ms=500))
+    tab.start()
+    assert child.until(lambda: len(seen.shown) > 5), child.errors
+    assert child.interrupt() < SOON_S
+    tab.join()
+    assert child.ended() == 0 and "Traceback" not in child.errors, child.errors
+    with RunLog.open(str(db)) as log:
+        run = detail(log, seen.log_id)
+        assert run.status == "cancelled" and run.text.startswith(seen.shown)

@@ -12,11 +12,14 @@ import pytest
 from playground.host import recording
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from storage import RunLog, RunQuery, owner
+from storage import RunLog, RunQuery, schema
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.faults.children import Child, command, command_with_room, words
 from tests.faults.runs import check_run
-from tests.playground.asks import finished, start
+from tests.playground.asks import finished, start, until
+from tests.playground.conftest import catalog as catalog
+from tests.playground.conftest import host as host
+from tests.playground.conftest import log as log
 from tests.playground.conftest import tiny_folder as tiny_folder
 from tests.playground.tiny import tiny_catalog
 from tests.postgres import Server
@@ -41,8 +44,8 @@ def streaming(host: EngineHost, *, delay_ms: int, max_new_tokens: int) -> LiveRu
     """A run that has made a few steps."""
     settings, limits = {"delay_ms": str(delay_ms)}, {"max_new_tokens": str(max_new_tokens)}
     run = start(host, settings=settings, limits=limits)
-    while len(run.rows) < 3:
-        assert not run.over.is_set(), run.error
+    until(lambda: len(run.rows) >= 3 or run.over.is_set())
+    assert not run.over.is_set(), run.error
     return run
 
 
@@ -97,28 +100,6 @@ def test_a_log_that_cannot_be_written_is_one_sentence(
     one_sentence(child)
 
 
-def test_a_log_that_is_removed_ends_the_run_and_later_ones_with_a_sentence(
-    host: EngineHost, tmp_path: Path
-) -> None:
-    run = streaming(host, delay_ms=20, max_new_tokens=400)
-    (tmp_path / "runs.db").unlink()
-    assert finished(run).state == "failed"
-    later = finished(start(host))
-    for one in (run, later):
-        assert one.error is not None and "was removed or replaced" in one.error
-    assert later.pieces() == []
-
-
-@pytest.fixture
-def host(tiny_folder: Path, tmp_path: Path) -> Any:
-    log = RunLog.open(str(tmp_path / "runs.db"))
-    host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
-    yield host
-    host.close()
-    if (tmp_path / "runs.db").exists():
-        log.close()
-
-
 @pytest.mark.parametrize("room", [5000, 3])
 def test_a_run_goes_on_while_the_logs_server_is_away(
     own: Server,
@@ -133,8 +114,10 @@ def test_a_run_goes_on_while_the_logs_server_is_away(
     host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
     run = streaming(host, delay_ms=20, max_new_tokens=200)
     own.stop()
-    while not log.out_of_reach or room == 5000 and not run.activity.startswith("waiting for"):
-        assert not run.over.is_set(), run.error
+    until(lambda: run.over.is_set() or log.out_of_reach)
+    if room == 5000:
+        until(lambda: run.over.is_set() or run.activity.startswith("waiting for"))
+    assert not run.over.is_set(), run.error
     shown = len(run.rows)
     time.sleep(1)
     assert len(run.rows) == shown, "nothing is shown that is not kept"
@@ -161,7 +144,7 @@ def test_clocks_that_jump_change_no_run_and_no_status(
             return datetime.now(tz) + timedelta(days=next(jumps))
 
     calm = finished(start(host))
-    monkeypatch.setattr(owner, "datetime", Jumping)
+    monkeypatch.setattr(schema, "datetime", Jumping)
     run = streaming(host, delay_ms=10, max_new_tokens=24)
     with RunLog.open(str(tmp_path / "runs.db")) as other:
         assert detail(other, run.log_id).status == "running"

@@ -74,7 +74,7 @@ def with_tensor(name: str, edit: Callable[[Tensor], Tensor]) -> Damage:
     return tensors(lambda found: {**found, name: edit(found[name])})
 
 
-def tensors(edit: Callable[[dict[str, Tensor]], Mapping[str, Any]], name: str = "") -> Damage:
+def tensors(edit: Callable[[dict[str, Tensor]], Mapping[str, Any]]) -> Damage:
     """Another set of tensors in the weight file of a folder."""
 
     def damage(folder: Path) -> None:

@@ -6,12 +6,8 @@ A short campaign by default, 700 command lines with `--hostile-long`.
 from __future__ import annotations
 
 import json
-import os
-import queue
+import multiprocessing
 import random
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +16,10 @@ import pytest
 
 from engine.interop import ENGINES
 from storage import RunLog
-from tests.hostile.campaign import CANARY, MOST_S, ROOT, Campaign
+from tests.hostile.campaign import CANARY, MOST_S, Campaign
 from tests.hostile.test_bounds import GROWMAPS
 from tests.hostile.test_texts import BAD_JSON, BAD_YAML
+from tests.hostile.worker import outcome
 from tests.models import save_tiny
 from tests.storage.conftest import finished_run
 
@@ -132,87 +129,40 @@ class Lines:
 GOOD = b'{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
 
 
-class Worker:
-    """A process that runs command lines; another one after it has ended."""
-
-    def __init__(self, folder: Path) -> None:
-        homes = {name: str(folder / name) for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "HOME")}
-        self._env = {**os.environ, **homes, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-        self._folder = folder
-        self._process: subprocess.Popen[str] | None = None
-
-    def run(self, arguments: list[str]) -> dict[str, Any] | None:
-        """What came of it; None if the process ended or gave no answer."""
-        if self._process is None:
-            self._begin()
-        assert self._process is not None and self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(arguments) + "\n")
-            self._process.stdin.flush()
-            found: dict[str, Any] | None = self._answers.get(timeout=PATIENCE_S)
-        except (queue.Empty, OSError):
-            found = None
-        if found is None:
-            self.close()
-        return found
-
-    def _begin(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.hostile.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=self._folder,
-            env=self._env,
-        )
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
-        self._listener.start()
-
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        answers = self._answers
-        assert process.stdout is not None
-        for line in process.stdout:
-            answers.put(json.loads(line))
-        answers.put(None)
-
-    def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            self._listener.join()
-            process.__exit__(None, None, None)  # closes its pipes and waits
-
-
 def test_every_command_line_is_answered_or_refused_in_one_sentence(
-    tmp_path: Path, pytestconfig: pytest.Config
+    tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each in a worker, so that one that ends its process ends no test."""
     (tmp_path / "canary.txt").write_text(CANARY)
     lines = Lines(tmp_path, save_tiny(tmp_path / "tiny", eos_token_id=None))
     with RunLog.open(lines.db) as log:
         finished_run(log)
-    cases = list(lines.all())
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
     number = NUM_LONG if pytestconfig.getoption("--hostile-long") else NUM_SHORT
-    cases = random.Random(13).sample(cases, number)
-    campaign, worker = Campaign("command lines"), Worker(tmp_path)
-    try:
-        for arguments in cases:
-            judge(campaign, arguments, worker.run(arguments))
-    finally:
-        worker.close()
+    campaign = Campaign("command lines")
+    with multiprocessing.get_context("spawn").Pool(1) as worker:
+        for arguments in random.Random(13).sample(list(lines.all()), number):
+            answer = worker.apply_async(outcome, [arguments])
+            try:
+                judge(campaign, arguments, answer.get(PATIENCE_S))
+            except multiprocessing.TimeoutError:
+                campaign.judge(said(arguments), "ended", "", fault="its process ended, or hangs")
+                break
     campaign.check()
 
 
-def judge(campaign: Campaign, arguments: list[str], found: dict[str, Any] | None) -> None:
+def said(arguments: list[str]) -> str:
+    return " ".join(ascii(word)[1:-1][-60:] for word in arguments)
+
+
+def judge(campaign: Campaign, arguments: list[str], found: dict[str, Any]) -> None:
     """Count a command line by how it ended."""
-    case = " ".join(ascii(word)[1:-1][-60:] for word in arguments)
-    if found is None:
-        campaign.judge(case, "ended", "", fault="the process ended, or hangs")
-        return
+    case, fault = said(arguments), found["trace"]
     errors = [line for line in found["stderr"].splitlines() if line.startswith("error: ")]
     usage = "Usage:" in found["stderr"]
-    fault = found["trace"]
     if found["code"] != 0 and not usage and (len(errors) != 1 or found["code"] != 2):
         fault = fault or f"exit {found['code']}: {found['stderr'][-300:]}"
     campaign.slowest = max(campaign.slowest, (found["took_s"], case))

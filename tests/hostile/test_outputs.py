@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner
 
 from engine.errors import ConfigError
 from engine.kernels.cpu import compile as compiling
 from engine.model.random_weights import RandomSource
 from engine.model.sources import TargetSpec, WheelSource, locate, writing
 from engine.safe_text import MAX_FILE_NAME_BYTES, csv_line, file_name, json_text, read_json, visible
-from playground.cli.main import app
-from playground.cli.options import write_files
+from playground.cli.streams import write_files
+from playground.cli.terminal import Terminal, progress_bar
 from playground.errors import Fault, attempt
+from playground.runs.transfer import writing as export_to
 from storage import RunLog, StorageError
+from tests.commands import invoke, refused
 from tests.storage.conftest import finished_run
 
 ROOT = Path(__file__).parents[2]
@@ -27,31 +31,10 @@ OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2
 SENT = "\x1b[2J\x00\x7f\u202egnp.exe\x9b31m\rover \ud800"
 FULL = Path("/dev/full")
 
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[RunLog]:
-    with RunLog.open(str(tmp_path / "log.db")) as log:
-        yield log
-
-
 # ---- names of files
 
-NAMES = [
-    "a b",
-    "a-b",
-    "a/b",
-    "a\\b",
-    "a_b",
-    "a%2Fb",
-    "../../x",
-    "..",
-    ".",
-    "",
-    "/etc/x",
-    "-rf",
-    "~",
-]
-NAMES += ["a\0b", "\ud800", "ü", "n" * 400, "n" * 401, "ü" * 400, SENT]
+NAMES = [*r"a-b a/b a\b a_b a%2Fb ../../x .. . /etc/x -rf ~ ü".split(), "", "a b", "a\0b"]
+NAMES += ["\ud800", "n" * 400, "n" * 401, "ü" * 400, SENT]
 
 
 def test_every_name_is_a_file_of_its_own_within_its_folder(tmp_path: Path) -> None:
@@ -105,25 +88,39 @@ def test_what_people_read_holds_no_control_characters() -> None:
     assert "Überlegung 日本語" in json_text(whole)
 
 
-def test_texts_of_a_stored_run_are_shown_in_every_output(log: RunLog, tmp_path: Path) -> None:
-    run_id = finished_run(log)
-    log.annotate(run_id, name="\x1b[2J\x7f\u202egnp.exe")
-    db = ["--db", str(tmp_path / "log.db")]
-    for asked in (["runs", "list"], ["runs", "list", "--json"], ["runs", "export", "-"]):
-        shown = CliRunner().invoke(app, [*asked, *db])
-        assert shown.exit_code == 0, shown.output
-        assert not OBEYED.search(shown.output) and "gnp.exe" in shown.output
-    for kind in ("csv", "json"):
-        file = tmp_path / f"runs.{kind}"
-        done = CliRunner().invoke(app, ["runs", "export", *db, str(file)])
-        assert done.exit_code == 0, done.output
-        assert not OBEYED.search(file.read_text()) and "gnp.exe" in file.read_text()
+def test_texts_of_others_are_shown_in_every_output(log: RunLog, tmp_path: Path) -> None:
+    log.annotate(finished_run(log), name="\x1b[2J\x1b]0;owned\x07\x7f\x9b\u202egnp.exe[/red]")
+    db, files = ["--db", str(tmp_path / "runs.db")], [tmp_path / "runs.csv", tmp_path / "runs.json"]
+    asked: list[list[object]] = [["list"], ["list", "--json"], ["export", "-"]]
+    printed = [invoke("runs", *words, *db).output for words in asked]
+    for file in files:
+        invoke("runs", "export", *db, file)
+        printed.append(file.read_text())
+    assert r"\x1b[2J\x1b]0;owned\x07\x7f" in printed[0]
+    printed.append(refused("generate", "a", "--method", "\x1b[2Jgnp.exe"))
+    for text in printed:
+        assert not OBEYED.search(text) and "gnp.exe" in text
 
 
-def test_commands_print_through_the_functions_that_show_control_characters() -> None:
-    for file in (ROOT / "playground" / "cli").glob("*.py"):
-        if file.name != "options.py":
-            assert not re.search(r"typer\.echo\(|(?<![\w.])print\(", file.read_text()), file
+def test_commands_print_by_what_shows_control_characters_and_by_nothing_else() -> None:
+    raw = re.compile(r"\btyper\.echo\(|(?<![.\w])print\(|(?<!_)stdout\.write\((?!as_output)")
+    lines = [
+        f"{file.name}: {line.strip()}"
+        for file in sorted((ROOT / "playground/cli").glob("*.py"))
+        for line in file.read_text().splitlines()
+        if raw.search(line)
+    ]
+    # The three functions themselves.
+    assert len(lines) == 3 and all(line.startswith("streams.py: ") for line in lines), lines
+
+
+def test_what_stands_beside_a_bar_is_shown_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    terminal._force_terminal = True
+    with progress_bar(terminal, "a\x1b[2J", 2) as bar:
+        bar(1, note="b\x1b]0;owned\x07")
+    shown = capsys.readouterr().out
+    assert r"a\x1b[2J" in shown and r"b\x1b]0;owned\x07" in shown
 
 
 def test_every_template_shows_control_characters() -> None:
@@ -163,7 +160,7 @@ def test_a_full_disk_is_named_by_the_log(log: RunLog) -> None:
     def cap(connection: sa.Connection) -> None:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
 
-    with pytest.raises(StorageError, match="log.db cannot be written: the disk is full"):
+    with pytest.raises(StorageError, match="runs.db cannot be written: the disk is full"):
         for _ in range(100):
             finished_run(log)
 
@@ -172,3 +169,34 @@ def test_a_full_disk_is_named_where_kernels_are_compiled() -> None:
     said = "fatal error: error writing to /tmp/x.s: No space left on device"
     with pytest.raises(compiling.NoKernels, match="cannot be written: the disk is full"):
         compiling._compile(["sh", "-c", f"echo 'In file a.cpp:'; echo '{said}' >&2; exit 1"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["models"], ["methods"], ["generate", b"\xff"]], ids=str)
+def test_a_full_output_and_odd_bytes_are_one_sentence(arguments: list[Any], tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "app.py", *arguments],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin", "HOME": str(tmp_path), "LANG": "C"},
+        )
+    said = done.stderr.decode()
+    assert said.startswith("error: ") and said.count("\n") == 1, said
+    assert done.returncode == 2
+
+
+def test_a_device_is_written_to_and_never_replaced(full: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the disk is full"), export_to(full) as stream:
+        stream.write("x" * 100_000)
+    assert full.is_char_device()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    with export_to(pipe) as stream:
+        stream.write("all of it")
+    reader.join(10)
+    assert read == ["all of it"] and pipe.is_fifo()

@@ -56,11 +56,8 @@ DAMAGED: dict[str, Damage] = {
     "empty": rewrite(WEIGHTS, b""),
     "eight bytes": rewrite(WEIGHTS, bytes(8)),
     "a header of 2^63 bytes": change(WEIGHTS, lambda d: struct.pack("<Q", 1 << 63) + d[8:]),
-    "a header of 2^27 bytes": change(WEIGHTS, lambda d: struct.pack("<Q", 1 << 27) + d[8:]),
     "halved": change(WEIGHTS, lambda d: d[: len(d) // 2]),
     "one byte short": change(WEIGHTS, lambda d: d[:-1]),
-    "one byte long": change(WEIGHTS, lambda d: d + b"\0"),
-    "text": rewrite(WEIGHTS, b"no weights at all " * 100),
     "a pickle": lambda folder: torch.save({"a": torch.ones(2)}, folder / WEIGHTS),
     "a list for a header": header(lambda values: b"[]"),
     "a deep header": header(lambda values: b'{"a":' * 50_000),
@@ -68,12 +65,9 @@ DAMAGED: dict[str, Damage] = {
         lambda values: b'{"x":' + b"[" * 9000 + b"]" * 9000 + b"," + json.dumps(values).encode()[1:]
     ),
     "offsets that overlap": entry(data_offsets=[0, 128]),
-    "offsets that go back": entry(data_offsets=[128, 0]),
     "offsets beyond the end": entry(data_offsets=[1 << 60, (1 << 60) + 128]),
     "a shape that overflows": entry(shape=[1 << 32, 1 << 32, 2]),
     "a negative shape": entry(shape=[-32]),
-    "a shape of texts": entry(shape=["32"]),
-    "a dtype that is not": entry(dtype="F7"),
     "a folder": as_folder(WEIGHTS),
     "a pipe": as_pipe(WEIGHTS),
     "endless": linked(WEIGHTS, "/dev/zero"),
@@ -86,9 +80,7 @@ INDEXES: dict[str, bytes] = {
     "names a file that is not": b'{"weight_map": {"lm_head.weight": "gone.safetensors"}}',
     "names a file outside": b'{"weight_map": {"lm_head.weight": "../../../etc/passwd"}}',
     "names numbers": b'{"weight_map": {"lm_head.weight": 5}}',
-    "has no map": b"{}",
     "is null": b"null",
-    "is a list": b"[]",
     "is cut": b'{"weight_map": {',
     "is deep": b"[" * 100_000,
 }
@@ -163,7 +155,6 @@ def pickle_cases(base: str, name: str) -> Iterator[Case]:
         "runs a command": pickled(name, {"a": Runs()}),
         "takes a terabyte": pickled(name, {"a": Allocates()}),
         "is a list": pickled(name, [1, 2]),
-        "is a tensor": pickled(name, torch.ones(2)),
         "is null": pickled(name, None),
         "has numbers for names": pickled(name, {1: torch.ones(2)}),
         "has no tensors": pickled(name, {"a": 1, "b": "c"}),
@@ -176,16 +167,10 @@ def pickle_cases(base: str, name: str) -> Iterator[Case]:
         "is a bomb": bomb(name),
         "is empty": rewrite(name, b""),
         "is zeros": rewrite(name, bytes(5000)),
-        "is text": rewrite(name, b"no weights " * 50),
         "is half an archive": change(name, lambda data: data[: len(data) // 2]),
         "is an archive with nothing": rewrite(name, b"PK\x05\x06" + bytes(18)),
-        "is a plain pickle": lambda folder: (
-            (folder / name).write_bytes(pickle.dumps({"a": Runs()})) and None
-        ),
-        "is deep": lambda folder: (
-            (folder / name).write_bytes(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
-            and None
-        ),
+        "is a plain pickle": rewrite(name, pickle.dumps({"a": Runs()})),
+        "is deep": rewrite(name, b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."),
         "is an old pickle": lambda folder: torch.save(
             {"a": Runs()}, folder / name, _use_new_zipfile_serialization=False
         ),
@@ -246,10 +231,10 @@ def number(key: str, value: int) -> Damage:
 
 
 def tensor_field(offset: int, value: bytes) -> Damage:
-    """Something else behind the name of the second tensor; 0 = its number of dimensions."""
+    """Something else behind the name of a norm in the middle; 0 = its number of dimensions."""
 
     def edit(data: bytes) -> bytes:
-        name = text(b"output_norm.weight")
+        name = text(b"blk.0.attn_norm.weight")
         at = data.index(name) + len(name) + offset
         return data[:at] + value + data[at + len(value) :]
 
@@ -266,11 +251,8 @@ KEY = text(b"key")
 NESTED = KEY + u32(ARRAY) + (u32(ARRAY) + u64(1)) * 50_000
 GGUF_DAMAGES: dict[str, Damage] = {
     "is empty": rewrite("tiny.gguf", b""),
-    "is four bytes": rewrite("tiny.gguf", b"GGUF"),
-    "is zeros": rewrite("tiny.gguf", bytes(4096)),
     "is text": rewrite("tiny.gguf", b"no gguf at all" * 50),
     "is of version 1": change("tiny.gguf", lambda d: d[:4] + u32(1) + d[8:]),
-    "is of version 2^32 - 1": change("tiny.gguf", lambda d: d[:4] + b"\xff" * 4 + d[8:]),
     "is big-endian": change("tiny.gguf", lambda d: d[:4] + struct.pack(">I", 3) + d[8:]),
     "is halved": change("tiny.gguf", lambda d: d[: len(d) // 2]),
     "is one block short": change("tiny.gguf", lambda d: d[:-32]),
@@ -278,22 +260,18 @@ GGUF_DAMAGES: dict[str, Damage] = {
     "has 2^64 - 1 fields": change("tiny.gguf", lambda d: d[:16] + b"\xff" * 8 + d[24:]),
     "has no tensors": gguf(),
     "has a name of 2^63 bytes": gguf(u64(1 << 63) + b"key"),
-    "has a name of 2^64 - 1 bytes": gguf(b"\xff" * 8 + b"key" + bytes(100)),
     "has a text of 2^63 bytes": gguf(KEY + u32(STRING) + u64(1 << 63) + b"x"),
     "has a name that is no utf-8": with_field(text(b"\xff\xfe") + u32(4) + u32(1)),
     "has an unknown type": gguf(KEY + u32(99) + bytes(100)),
     "has an array of 2^60 bytes": gguf(KEY + u32(ARRAY) + u32(0) + u64(1 << 60)),
-    "has an array of 2^61 numbers": gguf(KEY + u32(ARRAY) + u32(10) + u64(1 << 61)),
     "has an array of 2^60 texts": gguf(KEY + u32(ARRAY) + u32(STRING) + u64(1 << 60)),
     "has an array of an unknown type": gguf(KEY + u32(ARRAY) + u32(77) + u64(5)),
     "has an array of 2^60 empty arrays": with_field(
         KEY + u32(ARRAY) + u32(ARRAY) + u64(1 << 60) + (u32(0) + u64(0)) * 1000
     ),
     "is nested 50,000 deep": gguf(NESTED),
-    "is nested and goes on": with_field(NESTED + u32(0) + u64(0)),
     "has alignment 0": with_field(text(b"general.alignment") + u32(4) + u32(0)),
     "has alignment 3": with_field(text(b"general.alignment") + u32(4) + u32(3)),
-    "has alignment 2^31": with_field(text(b"general.alignment") + u32(4) + u32(1 << 31)),
     "has a text for alignment": with_field(text(b"general.alignment") + u32(8) + text(b"32")),
     "has -1 for alignment": with_field(text(b"general.alignment") + u32(5) + b"\xff" * 4),
     "has a field twice": with_field(text(b"llama.block_count") + u32(4) + u32(3)),
@@ -301,18 +279,14 @@ GGUF_DAMAGES: dict[str, Damage] = {
     "has 2 layers of 3": number("llama.block_count", 2),
     "has 4 layers of 3": number("llama.block_count", 4),
     "has 10^6 layers": number("llama.block_count", 10**6),
-    "has 2^32 - 1 layers": number("llama.block_count", 2**32 - 1),
     "has 0 heads": number("llama.attention.head_count", 0),
     "has 5 heads": number("llama.attention.head_count", 5),
     "has 0 key heads": number("llama.attention.head_count_kv", 0),
     "has 3 key heads": number("llama.attention.head_count_kv", 3),
-    "is 0 wide": number("llama.embedding_length", 0),
     "is 128 wide": number("llama.embedding_length", 128),
     "is 2^31 wide": number("llama.embedding_length", 1 << 31),
-    "has an MLP of width 0": number("llama.feed_forward_length", 0),
     "has an MLP of width 2^31": number("llama.feed_forward_length", 1 << 31),
     "has a context of 0": number("llama.context_length", 0),
-    "has a vocabulary of 0": number("llama.vocab_size", 0),
     "has a vocabulary of 2^31": number("llama.vocab_size", 1 << 31),
     "is of no architecture": renamed(b"general.architecture", b"general.architectura"),
     "is of an unknown architecture": renamed(text(b"llama"), text(b"lalma")),
@@ -324,15 +298,12 @@ GGUF_DAMAGES: dict[str, Damage] = {
     "lacks a layer": renamed(b"blk.2.", b"blk.7."),
     "has a tensor twice": renamed(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"),
     "has a tensor of 0 dimensions": tensor_field(0, u32(0)),
-    "has a tensor of 2^32 - 1 dimensions": tensor_field(0, b"\xff" * 4),
     "has a tensor of 2^63 numbers": tensor_field(4, u64(1 << 63)),
-    "has a tensor of 2^61 numbers": tensor_field(4, u64(1 << 61)),
     "has a tensor of 0 numbers": tensor_field(4, u64(0)),
     "has a tensor of 63 numbers": tensor_field(4, u64(63)),
     "has a tensor of an unknown type": tensor_field(12, u32(9999)),
     "has a tensor of another type": tensor_field(12, u32(2)),
     "has a tensor beyond the end": tensor_field(16, u64(1 << 40)),
-    "has a tensor before the beginning": tensor_field(16, u64((1 << 64) - 64)),
     "has a tensor that is not aligned": tensor_field(16, u64(7)),
     "is a folder": as_folder("tiny.gguf"),
     "is a pipe": as_pipe("tiny.gguf"),

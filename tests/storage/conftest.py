@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from storage import NewRun, RunDetail, RunLog, StepRow, StoredRun, new_id
 from tests.postgres import Server, missing, server
 
 ROOT = Path(__file__).parents[2]
+NUM_THREADS = 8
 
 
 @pytest.fixture
@@ -82,24 +84,17 @@ def other_process(url: str, *lines: str) -> Iterator[tuple[subprocess.Popen[str]
             process.kill()
 
 
-def errors_at_once(work: Callable[[int], object], num_threads: int = 8) -> list[BaseException]:
+def errors_at_once(work: Callable[[int], object]) -> list[BaseException]:
     """The errors of threads that run `work(0 …)` at the same time."""
-    errors: list[BaseException] = []
-    start = threading.Barrier(num_threads)
+    start = threading.Barrier(NUM_THREADS)
 
-    def guarded(index: int) -> None:
-        try:
-            start.wait()
-            work(index)
-        except BaseException as error:
-            errors.append(error)
+    def at_once(index: int) -> None:
+        start.wait()
+        work(index)
 
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        threads = [pool.submit(at_once, index) for index in range(NUM_THREADS)]
+    return [error for thread in threads if (error := thread.exception())]
 
 
 def new_run(**changes: Any) -> NewRun:
@@ -143,8 +138,8 @@ def step(index: int = 0, **changes: Any) -> StepRow:
 
 def finish(log: RunLog, run_id: str, metrics: Any = (), **changes: Any) -> None:
     """The end of a run, completed without a text by default."""
-    end: dict[str, Any] = {"status": "completed", "output_ids": [], "text": ""}
-    log.finish(run_id, **{**end, "finish_reason": None, "metrics": dict(metrics), **changes})
+    end: dict[str, Any] = {"status": "completed", "output_ids": [], "text": "", **changes}
+    log.finish(run_id, **{"finish_reason": None, "metrics": dict(metrics), **end})
 
 
 def timed_run(log: RunLog, tok_s: float | None, *, num: int = 11, **changes: Any) -> str:
@@ -167,21 +162,10 @@ def finished_run(log: RunLog, *, tags: Sequence[str] = (), **changes: Any) -> st
         log.annotate(run_id, tags=tags)
     log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
     log.add_steps(run_id, [step(0), step(1)])
-    log.finish(
-        run_id,
-        status="completed",
-        output_ids=[5, 6, 9, 6, 9],
-        text="abdbd",
-        finish_reason="length",
-        metrics={
-            "mat": 2.0,
-            "tok_s": 40.0,
-            "ttft_s": 0.05,
-            "num_new_tokens": 5,
-            "num_steps": 2,
-            "decode_s": 0.1,
-        },
-    )
+    figures = {"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05, "num_new_tokens": 5, "num_steps": 2}
+    output_ids = [5, 6, 9, 6, 9]
+    end = {"output_ids": output_ids, "text": "abdbd", "finish_reason": "length"}
+    finish(log, run_id, {**figures, "decode_s": 0.1}, **end)
     return run_id
 
 

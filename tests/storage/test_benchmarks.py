@@ -1,11 +1,11 @@
-"""Benchmarks: begun, finished, left behind by a dead process, and resumed."""
+"""Benchmarks and artifacts: begun, finished, resumed; found by what they were put under."""
 
 from __future__ import annotations
 
 import pytest
 
 from storage import RunLog, StorageError
-from tests.storage.conftest import begun_benchmark, new_run, other_process
+from tests.storage.conftest import begun_benchmark, finished_run, other_process
 
 PLAN = {"suite": "starter", "repeats": 3}
 
@@ -24,38 +24,57 @@ def test_a_benchmark_round_trips(log: RunLog) -> None:
     assert [b.id for b in log.benchmarks.list(1)] == [newer]
 
 
-@pytest.mark.parametrize("labels", [{"": "x"}, {"k" * 65: "x"}, {"k": "x" * 501}, {"k": 1}])
-def test_labels_that_no_index_can_hold_are_refused(log: RunLog, labels: dict[str, str]) -> None:
-    with pytest.raises(StorageError, match="must be text of"):
-        log.begin(new_run(labels=labels))
-    assert log.find().total == 0
-
-
-def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(url: str) -> None:
+def test_a_benchmark_is_resumed_once_its_process_is_dead(url: str) -> None:
     script = "log.benchmarks.begin('x', 'b', {'n': 1}); print('x', flush=True)"
-    with other_process(url, script) as (_, benchmark_id):
-        pass
-    log = RunLog.open(url)
-    left = log.benchmarks.get(benchmark_id)
-    assert left is not None and left.status == "interrupted"
-    assert log.benchmarks.resume(benchmark_id).status == "running"
-    other = RunLog.open(url)
-    seen = other.benchmarks.get(benchmark_id)
-    assert seen is not None and seen.status == "running", "its process lives"
-    log.close()
-    closed = other.benchmarks.get(benchmark_id)
-    assert closed is not None and closed.status == "interrupted"
-    other.close()
-
-
-def test_a_benchmark_that_another_process_runs_is_not_taken_over(url: str) -> None:
-    script = "log.benchmarks.begin('x', 'b', {}); print('x', flush=True)"
-    with other_process(url, script) as (_, benchmark_id), RunLog.open(url) as log:
+    with other_process(url, script) as (_, benchmark_id), RunLog.open(url) as alive:
         with pytest.raises(StorageError, match="running in another process"):
-            log.benchmarks.resume(benchmark_id)
+            alive.benchmarks.resume(benchmark_id)
+
+    def status(log: RunLog) -> str | None:
+        head = log.benchmarks.head(benchmark_id)
+        return head.status if head else None
+
+    log = RunLog.open(url)
+    assert status(log) == "interrupted"
+    assert log.benchmarks.resume(benchmark_id).status == "running"
+    with RunLog.open(url) as other:
+        assert status(other) == "running", "its process lives"
+        log.close()
+        assert status(other) == "interrupted"
 
 
-def test_unknown_benchmarks_are_named(log: RunLog) -> None:
+def test_an_artifact_is_found_by_its_key_and_replaces_an_equal_one(log: RunLog) -> None:
+    key = {"target": "tiny", "context": 512, "odd": ["\x00", float("inf")]}
+    log.artifacts.put("latency", dict(reversed(key.items())), meta={}, payload=b"old")
+    other = log.artifacts.put("latency", {**key, "context": 1}, meta={}, payload=b"other")
+    new = log.artifacts.put("latency", key, meta={"ns": [1, 2]}, payload=b"\x00\xff")
+    assert [a.id for a in log.artifacts.find("latency")] == [new, other]
+    (found,) = log.artifacts.find("latency", key)
+    assert (found.id, found.key, found.meta) == (new, key, {"ns": [1, 2]})
+    assert log.artifacts.payload(new) == b"\x00\xff"
+    assert log.artifacts.find("ranks", key) == () and log.artifacts.find("latency", {}) == ()
+
+
+def test_artifacts_of_runs_and_benchmarks_stay_side_by_side(log: RunLog) -> None:
+    run_id, benchmark_id = finished_run(log), begun_benchmark(log)
+    for _ in range(2):  # the second of each replaces the first
+        ids = [
+            log.artifacts.put("ranks", {}, meta={}, payload=b"", run_id=run_id),
+            log.artifacts.put("ranks", {}, meta={}, payload=b"", benchmark_id=benchmark_id),
+            log.artifacts.put("ranks", {}, meta={}, payload=b""),
+        ]
+    assert [a.id for a in log.artifacts.find("ranks", {})] == ids[::-1]
+    assert [a.id for a in log.artifacts.find("ranks") if a.run_id == run_id] == [ids[0]]
+    assert [a.id for a in log.artifacts.find("ranks", benchmark_id=benchmark_id)] == [ids[1]]
+
+
+def test_unknown_benchmarks_and_deleted_artifacts_are_refused(log: RunLog) -> None:
     assert log.benchmarks.get("nope") is None
     with pytest.raises(StorageError, match="nope"):
         log.benchmarks.resume("nope")
+    artifact_id = log.artifacts.put("tree", {}, meta={}, payload=b"")
+    assert [log.artifacts.forget("tree", {}) for _ in range(2)] == [True, False]
+    with pytest.raises(StorageError, match=artifact_id):
+        log.artifacts.payload(artifact_id)
+    with pytest.raises(StorageError, match="(?i)foreign key"):
+        log.artifacts.put("tree", {}, meta={}, payload=b"", run_id="nobody")

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from playground.cli.main import app
 from playground.experiments.sweep.report import SweepStore
 from storage import RunLog, RunQuery, copying
+from tests.commands import invoke
 from tests.playground.sweeps.scripted import resumed, swept
 from tests.storage.conftest import (
     begun_benchmark,
@@ -159,5 +158,4 @@ def test_the_command_copies_and_says_what(tmp_path: Path) -> None:
     with RunLog.open(places[0]) as log:
         filled(log)
     for said in ("4 runs copied, 0 were already there; 1 ", "0 runs copied, 4 were already"):
-        result = CliRunner().invoke(app, ["runs", "copy", "--from", places[0], "--to", places[1]])
-        assert result.exit_code == 0 and said in result.output, result.output
+        assert said in invoke("runs", "copy", "--from", places[0], "--to", places[1]).output

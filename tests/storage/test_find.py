@@ -1,16 +1,27 @@
-"""Filtering, sorting and paging happen in the database and use its indexes."""
+"""Filters, order, pages, groups and totals, which the database makes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from itertools import product
+from statistics import harmonic_mean, stdev
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from storage import ExperimentRow, RunLog, RunQuery, SortKey, StorageError
-from tests.storage.conftest import finish, finished_run, new_run
+from storage import (
+    ComparisonKey,
+    DecodeTotals,
+    ExperimentRow,
+    RunLog,
+    RunQuery,
+    SortKey,
+    StorageError,
+    dialects,
+)
+from tests.storage.conftest import begun_benchmark, detail, finish, finished_run, new_run, timed_run
 
 
 def test_filters_combine(log: RunLog) -> None:
@@ -31,20 +42,17 @@ def test_filters_combine(log: RunLog) -> None:
     assert log.find(RunQuery(labels={"turn": "1", "category": "1"})).total == 0
 
 
-def test_pages_cover_every_run_once_in_order(log: RunLog) -> None:
-    ids = {finished_run(log) for _ in range(25)}
-    pages = [log.find(RunQuery(limit=10, offset=o, sort="mat")).rows for o in (0, 10, 20)]
-    assert [len(p) for p in pages] == [10, 10, 5]
-    assert {row.id for page in pages for row in page} == ids
+def test_pages_cover_every_run_once_in_order_those_without_the_figure_last(log: RunLog) -> None:
+    without = log.begin(new_run())
+    ids = {without, *(finished_run(log) for _ in range(24))}
+    for descending in (True, False):
+        query = RunQuery(limit=10, sort="mat", descending=descending)
+        pages = [log.find(replace(query, offset=o)).rows for o in (0, 10, 20)]
+        assert [len(p) for p in pages] == [10, 10, 5]
+        assert {row.id for page in pages for row in page} == ids
+        assert pages[-1][-1].id == without
     newest = log.find(RunQuery(limit=1000)).rows
     assert [r.created_at for r in newest] == sorted((r.created_at for r in newest), reverse=True)
-
-
-def test_runs_without_a_figure_come_last_either_way(log: RunLog) -> None:
-    without = log.begin(new_run())
-    finished_run(log)
-    for descending in (True, False):
-        assert log.find(RunQuery(sort="mat", descending=descending)).rows[-1].id == without
 
 
 @pytest.mark.parametrize(
@@ -69,12 +77,6 @@ def test_search_folds_case_in_every_script(log: RunLog, written: str, asked: str
     assert found == {in_prompt, in_name, in_note, in_title, in_target}
     log.annotate(in_name, name="else")
     assert log.find(RunQuery(text=asked)).total == 4
-
-
-def test_a_sort_key_that_does_not_exist_is_named(log: RunLog) -> None:
-    odd: Any = "speed"
-    with pytest.raises(StorageError, match="created_at.*got 'speed'"):
-        log.find(RunQuery(sort=odd))
 
 
 def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
@@ -124,3 +126,78 @@ def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: 
         rows = [row.key if isinstance(row, ExperimentRow) else row.id for row in found]
         assert rows == expected
         assert {page.total for page in pages} == {len(expected)}
+
+
+def test_details_come_in_the_order_asked_for_a_page_at_a_time(
+    log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.query.DETAILS_PAGE", 2)
+    ids = [finished_run(log, tags=(str(i),)) for i in range(5)]
+    asked = [ids[4], "nothing", *ids[:4]]
+    assert [run.id for run in log.details(asked)] == [ids[4], *ids[:4]]
+    assert list(log.details(ids)) == [log.get(run_id) for run_id in ids]
+
+
+def test_a_question_ends_at_its_limit(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT max(i) FROM n"
+    with monkeypatch.context() as patch:
+        patch.setattr(dialects, "MAX_READING_S", 0.2)
+        with pytest.raises(StorageError, match="did not answer within .* s. Ask for less"):
+            with log._database.transaction(reading=True) as connection:
+                connection.execute(sa.text(endless))
+    assert log.find().total == 0
+
+
+# ---- groups
+
+
+def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> None:
+    speeds = [30.0, 31.5, 36.0]
+    ids = [timed_run(log, speed, sampling={"temperature": 0.0, "seed": 1}) for speed in speeds]
+    for speed in (math.nan, math.inf, None):
+        timed_run(log, speed, sampling={"temperature": 0.0, "seed": 2})
+    timed_run(log, 50.0, method={"decoding_type": "NGram", "max_draft_len": 9})
+    log.set_deleted([timed_run(log, 99.0)])
+    big, small = log.groups(RunQuery(), "setup_id")
+    assert (big.num_runs, small.num_runs) == (6, 1), "the seed is no part of the setup"
+    assert big.value == big.example.setup_id != small.value
+    assert big.figures["tok_s"].mean == pytest.approx(harmonic_mean(speeds)), "as many tokens each"
+    assert big.figures["tok_s"].std == pytest.approx(stdev(speeds))
+    assert small.figures["tok_s"].std is None and "ttft_s" not in small.figures
+    (only,) = log.groups(RunQuery(ids=tuple(ids[:2])), "setup_id")
+    assert only.num_runs == 2
+
+
+def test_groups_by_label_and_tag_have_the_runs_without(log: RunLog) -> None:
+    finished_run(log, labels={"category": "qa"}, tags=("a", "b"))
+    finished_run(log, labels={"category": "qa", "turn": "1"}, tags=("a",))
+    finished_run(log)
+    by_label = {group.value: group.num_runs for group in log.groups(RunQuery(), "label:category")}
+    by_tag = {group.value: group.num_runs for group in log.groups(RunQuery(), "tag")}
+    assert by_label == {"qa": 2, None: 1}
+    assert by_tag == {"a": 2, "b": 1, None: 1}
+
+
+def test_facets_are_the_different_values(log: RunLog) -> None:
+    finished_run(log, target="a", method_title="B", tags=("t",), labels={"turn": "1", "suite": "s"})
+    finished_run(log, target="a", method_title="A", labels={"turn": "0"})
+    benchmark_id = begun_benchmark(log, "nightly")
+    facets = log.facets()
+    assert (facets.targets, facets.methods, facets.tags) == (("a",), ("A", "B"), ("t",))
+    assert facets.labels == {"suite": ("s",), "turn": ("0", "1")}
+    assert facets.benchmarks == {benchmark_id: "nightly"}
+
+
+def test_totals_are_of_equal_circumstances_only(log: RunLog) -> None:
+    plain = {"decoding_type": "Autoregressive"}
+    for speed, num in ((20.0, 11), (30.0, 31), (math.nan, 11), (None, 11)):
+        timed_run(log, speed, num=num, method=plain, prompt_text="p", dtype="float32")
+    timed_run(log, 99.0, method=plain, prompt_text="other", dtype="float32")
+    timed_run(log, 99.0, prompt_text="p", dtype="float32")
+    failed = log.begin(new_run(method=plain, prompt_text="p", dtype="float32"))
+    finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
+    prompt_id = detail(log, failed).prompt_id
+    totals = log.plain_totals([prompt_id])
+    where = ComparisonKey("tiny", prompt_id, "float32", "")
+    assert totals == {where: DecodeTotals(num_tokens=40, decode_s=1.5, num_steps=0)}
+    assert log.plain_totals([]) == {}

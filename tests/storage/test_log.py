@@ -1,16 +1,19 @@
-"""What goes into the run log comes out of it, whatever happens to the process."""
+"""What goes into the run log comes out whole, or is refused in a sentence."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from engine.steps import Step
-from storage import EXTERNAL, RunLog, StepRow, StorageError
+from storage import RunLog, RunQuery, StepRow, StorageError
 from tests.storage.conftest import detail, finish, finished_run, new_run, step
+
+LONE = "lone \udcff surrogate"
+ODD_TEXTS = ["a\x00b", "lone \\udcff surrogate", "\\u0000 and \\u005c", "\\\\u0041\\", "🙂\\ué"]
 
 
 def test_run_round_trips(log: RunLog) -> None:
@@ -27,16 +30,43 @@ def test_run_round_trips(log: RunLog) -> None:
     assert run.tags == ("a", "b") and run.created_at.tzinfo is not None
 
 
-def test_steps_round_trip_with_nan_and_infinity(log: RunLog) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_odd_figures_of_steps_and_runs_round_trip(log: RunLog, value: float) -> None:
     run_id = log.begin(new_run())
-    odd = step(1, draft_probs=(None, math.nan, math.inf), token_texts=("\ufffd", "🙂", "\x00"))
+    odd = step(1, draft_probs=(None, value, 0.5), token_texts=("\ufffd", "🙂", "\x00"))
     log.add_steps(run_id, [step(0), odd])
-    first, second = log.steps(run_id)
-    assert first == step(0)
-    assert math.isnan(second.draft_probs[1] or 0) and second.draft_probs[2] == math.inf
-    assert second.token_texts == odd.token_texts
-    finish(log, run_id, {"mat": math.nan, "ttft_s": 0.1, "tok_s": None})
-    assert math.isnan(detail(log, run_id).metrics["mat"])
+    assert repr(log.steps(run_id)) == repr((step(0), odd))
+    figures = {"mat": value, "tok_s": value, "ttft_s": value}
+    finish(log, run_id, {**figures, "itl_ms": None}, output_ids=[5])
+    (row,) = log.find(RunQuery(sort="mat")).rows
+    for kept in (row, detail(log, run_id)):
+        assert repr({name: getattr(kept, name) for name in figures}) == repr(figures)
+    assert repr(detail(log, run_id).metrics) == repr({**figures, "itl_ms": None})
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=ascii)
+def test_any_text_round_trips(log: RunLog, text: str) -> None:
+    run_id = log.begin(new_run(prompt_text=text))
+    log.add_prefill(run_id, token_id=5, text=text, num_prompt_tokens=3, ttft_s=0.1)
+    log.annotate(run_id, note=text)
+    finish(log, run_id, status="failed", output_ids=[5], text=text, error=text)
+    run = detail(log, run_id)
+    assert [run.prompt_text, run.first_text, run.note, run.text, run.error] == [text] * 5
+    assert log.find(RunQuery(text=text[-2:].upper())).total == 1, "also behind a NUL"
+
+
+def test_a_lone_surrogate_is_read_as_its_escape_and_refused_in_names(log: RunLog) -> None:
+    method = {"decoding_type": "NGram", "note": [LONE, "🙂", "\\ud800", "\ud83d"]}
+    run_id = log.begin(new_run(prompt_text=LONE, method=method))
+    log.add_steps(run_id, [replace(step(0), committed_texts=(LONE,))])
+    run, read = detail(log, run_id), "lone \\udcff surrogate"
+    assert run.prompt_text == read
+    assert run.method["note"] == [read, "🙂", "\\ud800", "\\ud83d"]
+    assert log.steps(run_id)[0].committed_texts == (read,)
+    with pytest.raises(StorageError, match="surrogate"):
+        log.annotate(run_id, name=LONE)
+    with pytest.raises(StorageError, match="surrogate"):
+        log.annotate(run_id, tags=[LONE])
 
 
 def test_step_rows_have_the_fields_of_the_engines_steps() -> None:
@@ -53,29 +83,50 @@ def test_steps_are_read_by_index(log: RunLog) -> None:
     assert log.steps(run_id, 10) == log.steps("none") == ()
 
 
-def test_summary_follows_the_stream(log: RunLog) -> None:
+def test_step_stored_twice_is_refused_and_counted_once(log: RunLog) -> None:
     run_id = log.begin(new_run())
-    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
-    figures = {"num_steps": 3, "num_new_tokens": 7, "mat": 5 / 3, "tok_s": 24.123456789}
-    log.add_steps(run_id, [step(0)], {**figures, "num_steps": 1})
-    log.add_steps(run_id, [step(1, accepted=()), step(2)], figures)
-    (row,) = log.find().rows
-    assert {name: getattr(row, name) for name in figures} == figures, "as given, not worked out"
+    log.add_steps(run_id, [step(0)], {"num_steps": 1})
+    for batch in ([step(1), step(0)], [step(2), step(2)]):
+        with pytest.raises(StorageError, match="(?i)unique"):
+            log.add_steps(run_id, batch, {"num_steps": 3})
+    assert detail(log, run_id).num_steps == len(log.steps(run_id)) == 1
 
 
-def test_of_another_engines_run_nobody_knows_whether_it_is_lossless(log: RunLog) -> None:
-    run_id = log.begin(new_run(method={"decoding_type": EXTERNAL}, lossless=None))
-    assert detail(log, run_id).lossless is log.find().rows[0].lossless is None
+def test_changing_an_unknown_run_names_it(log: RunLog) -> None:
+    assert log.get("nope") is None
+    for change in (
+        lambda: log.add_steps("nope", [step(0)]),
+        lambda: log.annotate("nope", tags=[]),
+        lambda: log.annotate("nope", name="x", tags=["a"]),
+    ):
+        with pytest.raises(StorageError, match="nope"):
+            change()
 
 
-def test_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("this is not a database, but it is long enough to look at" * 20)
-    with pytest.raises(StorageError, match="not a database"):
-        RunLog.open(str(file))
+def test_a_damaged_step_is_a_sentence(file_log: RunLog) -> None:
+    run_id = finished_run(file_log)
+    for payload in (b"no deflate", b"", b"PK\x05\x06", b"x\x9c\x03\x00\x00\x00\x00\x01"):
+        with file_log._database.transaction() as connection:
+            connection.exec_driver_sql("UPDATE steps SET payload = ?", (payload,))
+        with pytest.raises(StorageError, match="damaged"):
+            file_log.read_whole(run_id)
+    with file_log._database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE run_details SET method = '{'")
+    with pytest.raises(StorageError, match="damaged"):
+        file_log.get(run_id)
 
 
-@pytest.mark.parametrize(("url", "message"), [("nosuchdb://x", "No driver"), ("://", "not a data")])
-def test_unknown_driver_and_broken_url_are_refused_in_a_sentence(url: str, message: str) -> None:
-    with pytest.raises(StorageError, match=message):
-        RunLog.open(url)
+@pytest.mark.parametrize("labels", [{"": "x"}, {"k" * 65: "x"}, {"k": "x" * 501}, {"k": 1}])
+def test_labels_that_no_index_can_hold_are_refused(log: RunLog, labels: dict[str, str]) -> None:
+    with pytest.raises(StorageError, match="must be text of"):
+        log.begin(new_run(labels=labels))
+    assert log.find().total == 0
+
+
+def test_log_and_its_folder_are_for_nobody_else(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "runs.db"
+    with RunLog.open(str(file)) as log:
+        log.begin(new_run())
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in file.parent.iterdir()}
+    assert set(modes.values()) == {"0o600"}, modes
+    assert oct(file.parent.stat().st_mode & 0o777) == "0o700"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -121,10 +123,43 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_newer_schema_is_refused_in_a_sentence(path: str) -> None:
-    RunLog.open(path).close()
-    with sqlite3.connect(path) as connection:
+def no_database(file: Path) -> None:
+    file.write_text("this is not a database, but it is long enough to look at" * 20)
+
+
+def of_another_program(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+
+
+def newer(file: Path) -> None:
+    RunLog.open(str(file)).close()
+    with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    with pytest.raises(StorageError, match=r"another version \(schema 9999\)"):
-        RunLog.open(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (no_database, "not a database"),
+        (of_another_program, "another program"),
+        (newer, r"another version \(schema 9999\)"),
+    ],
+)
+def test_a_file_that_is_no_log_of_ours_is_refused_and_left_alone(
+    make: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    def content() -> bytes:
+        return file.read_bytes()[100:]  # SQLite's header says how it keeps its journal
+
+    make(file := tmp_path / "file")
+    before = content()
+    with pytest.raises(StorageError, match=message):
+        RunLog.open(str(file))
+    assert content() == before
+
+
+@pytest.mark.parametrize(("url", "message"), [("nosuchdb://x", "No driver"), ("://", "not a data")])
+def test_unknown_driver_and_broken_url_are_refused_in_a_sentence(url: str, message: str) -> None:
+    with pytest.raises(StorageError, match=message):
+        RunLog.open(url)

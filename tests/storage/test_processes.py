@@ -1,9 +1,8 @@
-"""Several threads and processes on one log; ends that nobody announced."""
+"""Several threads and processes on one log; ends that nobody announced; servers that go away."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,15 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from storage import RunLog, StorageError
+from storage import RunLog, RunQuery, StorageError, database
+from storage.records import OutOfReachError
 from storage.schema import tags
 from tests.storage.conftest import (
+    NUM_THREADS,
+    begun_benchmark,
     detail,
     errors_at_once,
+    finish,
     finished_run,
     new_run,
     other_process,
@@ -24,20 +27,51 @@ from tests.storage.conftest import (
 )
 
 
-@pytest.mark.parametrize("url", [None, "sqlite:///:memory:", "file"])
-@pytest.mark.slow
-def test_threads_that_write_at_once_lose_nothing(url: str | None, path: str) -> None:
-    log = RunLog.open(path if url == "file" else url)
-    ids = [log.begin(new_run()) for _ in range(4)]
+def begin_and_finish(log: RunLog, times: int) -> None:
+    """Runs of this thread among those of others."""
+    for number in range(times):
+        run_id = log.begin(new_run())
+        log.add_steps(run_id, [step(0)])
+        finish(log, run_id, output_ids=[5], text="a", finish_reason="length")
+        assert len(log.steps(run_id)) == 1 and log.find().total > number
 
-    def write(index: int) -> None:
-        for i in range(100):
-            log.add_steps(ids[index], [step(i)])
-            assert len(log.steps(ids[index])) == i + 1 and log.find().total == 4
 
-    assert errors_at_once(write, 4) == []
-    assert [len(log.steps(run_id)) for run_id in ids] == [100] * 4
-    log.close()
+def write_at_once(log: RunLog, each: int) -> None:
+    """No thread loses what another wrote, and none trips over another's state."""
+    assert errors_at_once(lambda _: begin_and_finish(log, each)) == []
+    assert log.count(RunQuery(status="completed")) == log.count(RunQuery()) == NUM_THREADS * each
+    assert not log._open.ids, "the log holds nothing as unfinished"
+
+
+def test_threads_begin_and_finish_without_losing_a_run(log: RunLog) -> None:
+    write_at_once(log, 15)
+
+
+@pytest.mark.parametrize("place", [None, "sqlite:///:memory:"])
+def test_threads_share_a_log_in_memory(place: str | None) -> None:
+    with RunLog.open(place) as log:
+        write_at_once(log, 15)
+
+
+def test_threads_begin_and_finish_benchmarks_while_all_open_ones_are_interrupted(
+    file_log: RunLog,
+) -> None:
+    def work(_: int) -> None:
+        for _ in range(10):
+            benchmark_id = begun_benchmark(file_log)
+            with file_log._database.transaction() as connection:  # as closing the log does
+                file_log.benchmarks.open_rows.interrupt(connection)
+            file_log.benchmarks.finish(benchmark_id, "completed", {})
+
+    assert errors_at_once(work) == []
+    assert {one.status for one in file_log.benchmarks.list(100)} == {"completed"}
+
+
+def test_threads_that_open_different_files_at_once_all_succeed(tmp_path: Path) -> None:
+    def work(index: int) -> None:
+        RunLog.open(str(tmp_path / f"{index}.sqlite3")).close()
+
+    assert errors_at_once(work) == []
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -59,11 +93,7 @@ def test_processes_that_create_the_log_at_once_all_open_it(nothing: str) -> None
     assert [process.returncode for process in processes] == [0, 0, 0], said
 
 
-def test_threads_that_open_different_files_at_once_all_succeed(tmp_path: Path) -> None:
-    def work(index: int) -> None:
-        RunLog.open(str(tmp_path / f"{index}.sqlite3")).close()
-
-    assert errors_at_once(work, 6) == []
+# ---- ends that nobody announced
 
 
 def test_creation_cut_off_half_way_leaves_nothing_behind(path: str) -> None:
@@ -78,18 +108,6 @@ def test_creation_cut_off_half_way_leaves_nothing_behind(path: str) -> None:
         sa.event.remove(tags, "before_create", cut_off)
     with RunLog.open(path) as log:
         assert log.find().total == 0
-
-
-def test_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "bookmarks.db"
-    connection = sqlite3.connect(file)
-    connection.execute("CREATE TABLE bookmarks (url TEXT)")
-    connection.commit()
-    with pytest.raises(StorageError, match="another program"):
-        RunLog.open(str(file))
-    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
-    connection.close()
-    assert tables == ["bookmarks"]
 
 
 @pytest.mark.parametrize("reaped", [True, False])
@@ -110,11 +128,8 @@ def test_killed_process_leaves_an_interrupted_run_with_its_steps(url: str, reape
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with RunLog.open(url) as log:
             run = detail(log, run_id)
-            assert (
-                run.status == "interrupted"
-                and run.text == "abdbd"
-                and run.output_ids == (5, 6, 9, 6, 9)
-            )
+            assert (run.status, run.text) == ("interrupted", "abdbd")
+            assert run.output_ids == (5, 6, 9, 6, 9)
             assert len(log.steps(run_id)) == 2 and run.mat == 2.0
 
 
@@ -142,3 +157,77 @@ def test_a_log_that_is_removed_while_open_says_so_and_one_put_back_goes_on(path:
     log.add_steps(run_id, [step(2)])
     assert len(log.steps(run_id)) == 3
     log.close()
+
+
+# ---- servers that go away
+
+
+class Failure:
+    """Ends the next transactions that write, or read, with an error; `left` counts them."""
+
+    def __init__(self, log: RunLog, times: int, error: Exception, *, reading: bool = False) -> None:
+        self.left, self._error, self._reading = times, error, reading
+        sa.event.listen(log._database.engine, "begin", self._begin)
+
+    def _begin(self, connection: sa.Connection) -> None:
+        reading = bool(connection.get_execution_options().get("reading"))
+        if self.left and reading == self._reading:
+            self.left -= 1
+            raise self._error
+
+
+AWAY = OutOfReachError("the server is away")
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost server is tried again at once."""
+    monkeypatch.setattr(database, "RETRY_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize("error", [StorageError("the disk is full"), AWAY], ids=str)
+def test_an_end_that_could_not_be_written_is_marked_with_the_next_that_begins(
+    file_log: RunLog, error: StorageError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PATIENCE_S", 0.0)
+    lost, other = file_log.begin(new_run()), file_log.begin(new_run())
+    benchmark_id = begun_benchmark(file_log)
+    failure, tried = Failure(file_log, 10**6, error), []
+    for write in (
+        lambda: finish(file_log, lost, status="failed", error="It broke."),
+        lambda: file_log.benchmarks.finish(benchmark_id, "completed", {}),
+        lambda: file_log.begin(new_run()),
+    ):
+        with pytest.raises(type(error), match=str(error)):
+            write()
+        tried.append(failure.left)
+    assert tried[0] - tried[2] == 2, "a server is waited for once, not for every write"
+    failure.left = 0
+    begun_benchmark(file_log)
+    file_log.begin(new_run())
+    run, benchmark = detail(file_log, lost), file_log.benchmarks.get(benchmark_id)
+    assert (run.status, run.error) == ("interrupted", "It broke.")
+    assert benchmark is not None and benchmark.status == "interrupted"
+    assert detail(file_log, other).status == "running"
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_threads_that_lose_the_server_at_once_all_wait_for_it(file_log: RunLog) -> None:
+    Failure(file_log, 400, AWAY)
+    write_at_once(file_log, 5)
+    assert not file_log.out_of_reach
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_artifacts_wait_for_the_server_and_so_does_reading_where_it_is_asked_to(
+    file_log: RunLog,
+) -> None:
+    Failure(file_log, 2, AWAY)
+    kept = file_log.artifacts.put("audit", {"own": "a"}, meta={}, payload=b"x")
+    assert file_log.artifacts.payload(kept) == b"x"
+    Failure(file_log, 3, AWAY, reading=True)
+    with pytest.raises(OutOfReachError):
+        file_log.artifacts.payload(kept)
+    assert file_log.wait_for(lambda: file_log.artifacts.payload(kept)) == b"x"
+    assert not file_log.out_of_reach

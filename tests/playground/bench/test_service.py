@@ -24,8 +24,7 @@ from storage import RunLog, StorageError
 from tests.playground.asks import busy, until
 from tests.playground.asks import start as generate
 from tests.playground.bench.requests import runs_of
-from tests.storage.conftest import errors_at_once
-from tests.storage.test_threads import NUM_THREADS
+from tests.storage.conftest import NUM_THREADS, errors_at_once
 
 
 @pytest.fixture
