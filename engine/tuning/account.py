@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.tuning.costs import HICCUP_RATIO
-
 FREE_HICCUP_MS = 40.0
 """Hiccups in drafted steps that are never charged to drafting, in milliseconds per text."""
 HICCUP_TOLERANCE = 2.0
@@ -46,17 +44,17 @@ class LossAccount:
         self._pending_tokens += num_tokens
         self._drafted_hiccup_ms += hiccup_ms
 
-    def add_plain_step(self, ms: float, before_ms: float, after_ms: float) -> None:
+    def add_plain_step(self, ms: float, before_ms: float, after_ms: float | None) -> None:
         """Record a plain step.
 
         Args:
-            before_ms, after_ms: the estimates of a plain step's time without and with this one.
+            before_ms, after_ms: the estimates of a plain step's time without and with this one;
+                None for an outlier, which says nothing of the steps before it.
         """
         self.elapsed_ms += ms
-        if ms > HICCUP_RATIO * before_ms:
-            self._plain_hiccup_ms += max(0.0, ms - after_ms)
-            if after_ms == before_ms:  # a step that says nothing of those before it
-                return
+        if after_ms is None:
+            self._plain_hiccup_ms += max(0.0, ms - before_ms)
+            return
         # Drafted steps are judged by the plain steps before and after them.
         self._settled_ms += self._pending_ms - self._pending_tokens * (before_ms + after_ms) / 2
         self._pending_ms, self._pending_tokens = 0.0, 0

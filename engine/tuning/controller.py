@@ -466,8 +466,8 @@ class ControlledDrafter(Drafter):
     def _record_plain_step(self, ms: float) -> None:
         costs = self.experience.costs
         before_ms = costs.plain_ms
-        costs.observe_plain(ms)
-        self.account.add_plain_step(ms, before_ms, costs.plain_ms)
+        after_ms = costs.plain_ms if costs.observe_plain(ms) else None
+        self.account.add_plain_step(ms, before_ms, after_ms)
 
     def _hiccup(self, ms: float, usual_ms: float) -> tuple[float, float]:
         """Of a time, what a hiccup took, and what is learnt from it.

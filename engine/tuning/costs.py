@@ -60,7 +60,7 @@ class Costs:
     prompt_token_ms: dict[DraftKind, float] = field(default_factory=dict)
     plain_ms: float = field(init=False)
     steps_since_plain: int = 0
-    _last_hiccup_ms: float = 0.0
+    _last_outlier_ms: float | None = None
     _measured_overhead: float = 0.0
     _curve_overhead: float = 0.0
     _overhead: Any = field(init=False)
@@ -91,21 +91,25 @@ class Costs:
         overhead: float = self._overhead(rows, depth)
         return self.plain_ms * (1 + self.row_scale * overhead)
 
-    def observe_plain(self, ms: float) -> None:
-        """Record a plain step. A single hiccup is ignored; two in a row are how it is now."""
-        is_hiccup, last_hiccup_ms = ms > HICCUP_RATIO * self.plain_ms, self._last_hiccup_ms
-        self._last_hiccup_ms = ms if is_hiccup else 0.0
-        if is_hiccup and not last_hiccup_ms:
-            return
-        if is_hiccup:
-            self.plain_ms = min(ms, last_hiccup_ms)
-        elif ms * HICCUP_RATIO < self.plain_ms:  # nothing speeds up a single step
-            self.plain_ms = ms
+    def observe_plain(self, ms: float) -> bool:
+        """Record a plain step. A single outlier is ignored; two in a row are how it is now.
+
+        Returns:
+            Whether it counted.
+        """
+        is_slower, last_ms = ms > self.plain_ms, self._last_outlier_ms
+        is_outlier = not 1 / HICCUP_RATIO < ms / self.plain_ms < HICCUP_RATIO
+        self._last_outlier_ms = ms if is_outlier else None
+        if is_outlier and (last_ms is None or (last_ms > self.plain_ms) != is_slower):
+            return False
+        if is_outlier and last_ms is not None:
+            self.plain_ms = min(ms, last_ms) if is_slower else max(ms, last_ms)
         else:  # a large deviation is seldom noise: the machine has changed
             is_far_off = not 0.75 < ms / self.plain_ms < 1.33
             weight = 0.3 if self.steps_since_plain > FRESH_STEPS or is_far_off else 0.1
             self.plain_ms += weight * (ms - self.plain_ms)
         self.steps_since_plain = 0
+        return True
 
     def observe_verify(self, ms: float, rows: int, depth: int) -> None:
         """Record the time of a step that verified a draft, without drafting it."""

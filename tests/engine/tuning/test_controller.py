@@ -380,8 +380,15 @@ class Sparse(Oracle):
 
 @pytest.mark.parametrize(
     ("steps_ms", "plain_ms"),
-    [([50.0], 10.0), ([50.0, 60.0], 50.0), ([50.0, 10.0, 50.0], 10.0), ([1.0], 1.0)],
-    ids=["a hiccup", "now slower", "two hiccups", "now faster"],
+    [
+        ([50.0], 10.0),
+        ([50.0, 60.0], 50.0),
+        ([50.0, 10.0, 50.0], 10.0),
+        ([2.0], 10.0),
+        ([2.0, 1.0], 2.0),
+        ([50.0, 2.0], 10.0),
+    ],
+    ids=["a hiccup", "now slower", "two hiccups", "fast once", "now faster", "both ways"],
 )
 def test_a_plain_step_takes_what_most_take(steps_ms: list[float], plain_ms: float) -> None:
     costs = Costs(FLAT)
