@@ -97,17 +97,17 @@ class Costs:
         Returns:
             Whether it counted.
         """
-        is_slower, last_ms = ms > self.plain_ms, self._last_outlier_ms
-        is_outlier = not 1 / HICCUP_RATIO < ms / self.plain_ms < HICCUP_RATIO
+        plain_ms, last_ms = self.plain_ms, self._last_outlier_ms
+        is_outlier = not 1 / HICCUP_RATIO < ms / plain_ms < HICCUP_RATIO
         self._last_outlier_ms = ms if is_outlier else None
-        if is_outlier and (last_ms is None or (last_ms > self.plain_ms) != is_slower):
-            return False
-        if is_outlier and last_ms is not None:
-            self.plain_ms = min(ms, last_ms) if is_slower else max(ms, last_ms)
-        else:  # a large deviation is seldom noise: the machine has changed
-            is_far_off = not 0.75 < ms / self.plain_ms < 1.33
+        if not is_outlier:  # a large deviation is seldom noise: the machine has changed
+            is_far_off = not 0.75 < ms / plain_ms < 1.33
             weight = 0.3 if self.steps_since_plain > FRESH_STEPS or is_far_off else 0.1
-            self.plain_ms += weight * (ms - self.plain_ms)
+            self.plain_ms += weight * (ms - plain_ms)
+        elif last_ms is None or (last_ms > plain_ms) != (ms > plain_ms):
+            return False
+        else:
+            self.plain_ms = min(ms, last_ms, key=lambda one: abs(one - plain_ms))
         self.steps_since_plain = 0
         return True
 
