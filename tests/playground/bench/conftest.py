@@ -9,19 +9,11 @@ from typing import Any
 import pytest
 
 from engine.config import Limits
-from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext
-from engine.drafters.method import MethodConfig
 from engine.model.sources import TargetSpec
 from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from playground.host.models import Models
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
-
-TYPES: dict[str, type[MethodConfig]] = {
-    "Autoregressive": AutoregressiveConfig,
-    "Scripted": ScriptedConfig,
-}
-
 
 @pytest.fixture(scope="package")
 def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildContext]:

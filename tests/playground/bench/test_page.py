@@ -103,25 +103,19 @@ def test_control_characters_of_names_and_answers_are_shown_not_obeyed() -> None:
 
 
 def page_of(stored: ExperimentPlan) -> str:
-    requests = requests_of(stored)
     environment = {"device_name": HOSTILE, "cpu": "a processor", "versions": {"torch": "2.13"}}
-    return drawn(HOSTILE, stored, requests, environment)
+    return drawn(HOSTILE, stored, requests_of(stored), environment)
 
 
-def test_what_models_and_people_wrote_stays_text() -> None:
-    page = page_of(plan())
+def test_the_page_has_the_reports_figures_and_what_models_and_people_wrote_as_text() -> None:
+    stored = plan()
+    report, page = make_report(stored, requests_of(stored)), page_of(stored)
     tags = set(re.findall(r"<(\w+)", page))
     assert "table" in tags and not tags & {"script", "img", "link", "iframe", "object", "a"}
     unquoted = re.sub(r'"[^"]*"', "", page)
     assert not re.search(r"<[^>]*\s(on\w+|src|href)\s*=", unquoted)
     assert "&lt;script&gt;alert(1)" in page and "{{ 1234*5 }}" in page and "6170" not in page
     assert "default-src 'none'" in page
-
-
-def test_the_page_has_the_reports_figures() -> None:
-    stored = plan()
-    report = make_report(stored, requests_of(stored))
-    page = page_of(stored)
     for section in report.configurations[1:]:
         fast = section.overall.speedup
         assert fast is not None and fast.low is not None
@@ -150,12 +144,8 @@ def test_the_command_repeats_the_experiment() -> None:
     assert [(p.id, p.category, list(p.turns), p.raw) for p in suite.prompts] == [
         (item.id, item.category, list(item.turns), item.raw) for item in stored.items
     ]
-
-
-def test_a_method_of_another_version_costs_the_command_only() -> None:
-    stored = plan(gone="Gone")
-    assert command(stored) == ""
-    assert "Repeat it" not in page_of(stored) and "Figures" in page_of(stored)
+    page = page_of(plan(gone="Gone"))
+    assert "Repeat it" not in page and "Figures" in page, "a method of another version"
 
 
 def test_equal_ids_of_two_suites_have_their_own_answers() -> None:
