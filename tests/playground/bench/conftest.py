@@ -15,6 +15,7 @@ from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from playground.host.models import Models
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
+
 @pytest.fixture(scope="package")
 def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildContext]:
     spec = TargetSpec(name="tiny", path=str(tiny_folder))

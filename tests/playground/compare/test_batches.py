@@ -19,7 +19,7 @@ from playground.trees.measurements import EngineJobs
 from playground.web import compare
 from playground.web.compare import batch_report_messages
 from storage import RunLog
-from tests.playground.compare.running import begun, ended
+from tests.playground.compare.corrupted import begun, ended
 
 BATCHED = BatchLatency(
     (1, 8),
@@ -45,9 +45,7 @@ def test_a_comparison_tells_what_is_left_once_its_machine_is_measured(
     host: EngineHost, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "POLL_S", 0.0)  # a tiny model's forwards are over in no time
-    comparison = begun(host, ("scripted", {}))
-    ended(comparison)
-    compare_id = comparison.id
+    compare_id = ended(begun(host)).id
     assert batch_report(log, host.catalog, compare_id) is None
     said = asyncio.run(_said(host, compare_id))
     assert "timing verify forwards of several texts" in " ".join(said[:-1])

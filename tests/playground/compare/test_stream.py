@@ -23,27 +23,30 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.components import race_functions
 from storage import RunLog, RunQuery
-from tests.playground.asks import finished, start
-from tests.playground.compare.running import begun, ended, stored_race
+from tests.playground.asks import busy, finished, start, until
+from tests.playground.compare.corrupted import begun, ended, stored_race
 
 Messages = list[dict[str, Any]]
 
 
-def messages_of(comparison: Comparison, history: History) -> Messages:
-    async def collect() -> Messages:
-        return [message async for message in stream(comparison, history)]
-
-    with pytest.MonkeyPatch.context() as patch:  # so that no round is missed
-        for module in ("playground.experiments.comparison", "playground.host.stream"):
-            patch.setattr(f"{module}.TICK_S", 0.01)
-        return asyncio.run(collect())
-
-
 @pytest.fixture(scope="module")
 def shown(host: EngineHost, history: History) -> tuple[Comparison, Messages]:
-    host.load(host.catalog.target("tiny"), "float32", owner="before")
-    comparison = begun(host, ("scripted", {"delay_ms": "3"}), suite="starter")
-    return comparison, messages_of(comparison, history)
+    """A comparison and its stream, which shows each of its rounds."""
+    messages: Messages = []
+
+    def one_by_one(number: int, *more: Any) -> Any:
+        until(lambda: len({message["stream"] for message in messages}) == number)
+        return comparison.begin_round(number, *more)
+
+    async def collect() -> None:
+        async for message in stream(comparison, history):
+            messages.append(message)
+
+    with busy(host):
+        comparison = begun(host, suite="starter")
+        comparison.on_round = one_by_one
+    asyncio.run(collect())
+    return comparison, messages
 
 
 def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
@@ -60,7 +63,6 @@ def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
         assert {event[0] for event in json.loads(message["ev"])} <= ids
     words = [json.loads(message["compare"])["text"] for message in messages]
     assert any(word.startswith("round 2 of 4") for word in words)
-    assert any(word.startswith("warming up") for word in words)
     counts = [len(json.loads(m["report"])["runs"]) for m in messages if m["report"]]
     assert counts == sorted(counts) and counts[-1] == 8 and counts[0] < 8
 
@@ -135,21 +137,15 @@ def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
     last = json.loads(asyncio.run(leave(comparison))[-1]["compare"])
     assert last["final"] and last["state"] == "cancelled"
     assert not host.runs.owned_by("leaving")
-    (row,) = log.rows(RunQuery(benchmark_id=comparison.id))
-    assert row.status == "cancelled" and stored_race(host, comparison.id).shown == [row.id]
+    rows = log.rows(RunQuery(benchmark_id=comparison.id, descending=False))
+    assert rows[-1].status == "cancelled"
+    assert stored_race(host, comparison.id).shown == [row.id for row in rows]
 
 
-def test_a_link_of_a_comparison_fills_the_form(
-    host: EngineHost, log: RunLog, history: History
-) -> None:
-    comparison = begun(
-        host,
-        ("scripted", {"max_draft_len": "5"}),
-        ("corrupted", {"wrong_at": "99"}),
-        system="Be brief.",
-        limits={"max_new_tokens": "9"},
-    )
-    ended(comparison)
+def test_a_link_of_a_comparison_fills_the_form(host: EngineHost, log: RunLog) -> None:
+    methods = ("scripted", {"max_draft_len": "5"}), ("corrupted", {"wrong_at": "99"})
+    asked = begun(host, *methods, system="Be brief.", limits={"max_new_tokens": "9"})
+    comparison = ended(asked)
     again = from_comparison(host.catalog, log, comparison.id).plan(host.catalog)
     assert again == comparison.plan
 
