@@ -79,9 +79,6 @@ def test_json_has_every_figure_of_every_configuration(
     assert shown["report"]["groups"] == ["chat", "qa"]
     for section in shown["report"]["configurations"]:
         assert section["overall"]["num_new_tokens"] == 4 * 12 * 2
-        assert set(section["latency"]["rows"]["request_latency_ms"]) == {
-            *("avg", "min", "max", "p99", "p95", "p90", "p75", "p50", "p25", "std")
-        }
     assert shown["definitions"]["speedup"] and shown["environment"]["versions"]["torch"]
 
     files = {file.name for file in (tmp_path / "out").iterdir() if file.is_file()}
@@ -144,8 +141,7 @@ def test_csv_has_a_line_per_configuration_and_group_and_no_save_leaves_no_log(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "nothing"], "--suite must be one of"),
-        (["--suite", "quick", "--categories", "poetry"], "categories must be one of"),
+        (["--suite", "quik"], "Did you mean quick"),
         (["--methods", "ngran"], "Did you mean ngram?"),
         (["--methods", "ngram", "--set", "other.x=1"], "no configuration is named 'other'"),
         (["--methods", "ngram,ngram"], "Two configurations are named ngram"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from engine.config import Limits
@@ -19,7 +17,6 @@ from playground.experiments.plan import METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.experiments.sweep.report import SweepReport, SweepStore
 from playground.experiments.sweep.search import RunningTrial, Sweep
-from storage import RunLog
 from tests.playground.bench.requests import measured
 
 PLAIN_TOK_S = 10.0
@@ -120,10 +117,3 @@ def resumed(
     sweep.resume()
     sweep.run(partial(sweep.search, measure or Scripted()))
     return store.load(sweep.id)
-
-
-@contextmanager
-def open_store(folder: Path) -> Iterator[SweepStore]:
-    """The sweeps of a run log in a file."""
-    with RunLog.open(str(folder / "runs.sqlite3")) as log:
-        yield SweepStore(log)

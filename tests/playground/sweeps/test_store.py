@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from engine.drafters import methods
@@ -11,7 +9,7 @@ from engine.errors import ConfigError
 from playground.experiments.report.report import stored_experiment
 from playground.experiments.sweep.report import SweepStore
 from storage import RunLog
-from tests.playground.sweeps.scripted import open_store, swept
+from tests.playground.sweeps.scripted import swept
 from tests.storage.conftest import begun_benchmark, path, url
 
 __all__ = ["path", "url"]
@@ -38,7 +36,7 @@ def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
         store.load(benchmark_id)
 
 
-def test_sweeps_are_found_by_id_and_the_newest_by_its_name(store: SweepStore) -> None:
+def test_sweeps_are_found_by_id_or_name_and_deleted_with_their_trials(store: SweepStore) -> None:
     sweep = swept(store, trials=1, name="s")
     assert store.load("s").row.id == store.load(sweep.row.id).row.id == sweep.row.id
     newer = swept(store, trials=1, name="s").row.id
@@ -48,19 +46,12 @@ def test_sweeps_are_found_by_id_and_the_newest_by_its_name(store: SweepStore) ->
     for name in (" ", "x" * 81, "a\nb"):
         with pytest.raises(ConfigError, match="name must have"):
             swept(store, name=name)
-
-
-def test_forgetting_takes_all_trials_along(store: SweepStore) -> None:
-    sweep = swept(store, name="s")
     store.delete("s")
-    assert store.log.benchmarks.list(9, sweeps=True) == () and store.trials(sweep.row.id) == ()
-    assert len(swept(store, trials=2, name="s").trials) == 2
+    assert store.load("s").row.id == sweep.row.id and store.trials(newer) == ()
 
 
-def test_a_sweep_over_a_method_that_is_gone_says_so(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store:
-        swept(store, trials=1, name="s")
-        types = {name: cls for name, cls in methods().items() if name != "NGram"}
-        poorer = SweepStore(store.log, types)
-        with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
-            poorer.load("s").to_dict()
+def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
+    swept(store, trials=1, name="s")
+    types = {name: cls for name, cls in methods().items() if name != "NGram"}
+    with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
+        SweepStore(store.log, types).load("s").to_dict()
