@@ -164,8 +164,8 @@ class Comparison(Experiment):
 
     def refresh(self) -> None:
         """Read the results from the log."""
-        types = self._host.catalog.types
-        results = read_results(self.log, self.id, tuple(self.requests), types, self.faults)
+        types, faults = self._host.catalog.types, self.chooser.faults
+        results = read_results(self.log, self.id, tuple(self.requests), types, faults)
         self.race = Race.of(self.log, results)
         self.report = self.race.to_json()
 

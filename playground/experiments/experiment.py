@@ -43,8 +43,7 @@ class Experiment(Job):
 
     Attributes:
         requests: finished requests, including those of an earlier process.
-        faults: configurations that failed, and why.
-        chooser: which configurations continue.
+        chooser: which configurations continue, and why others failed.
         has_live_report: whether `results` is updated every few seconds while it runs.
         results: the newest report, and its version, which differs from the last one's.
         on_round: as of `Measurement`.
@@ -58,7 +57,6 @@ class Experiment(Job):
         self.log, self.plan = log, plan
         self.chooser = Chooser(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
-        self.faults: Mapping[str, str] = {}
         self.has_live_report = False
         self.results: tuple[str, Results] | None = None
         self.on_round: OnRound | None = None
@@ -93,7 +91,7 @@ class Experiment(Job):
 
     def measure(self, context: BuildContext) -> Summary:
         """Measure on a loaded target whatever the log lacks."""
-        measurement = Measurement(
+        return Measurement(
             plan=self.plan,
             log=self.log,
             benchmark_id=self.id,
@@ -101,9 +99,7 @@ class Experiment(Job):
             cancelled=self.cancelled,
             chooser=self.chooser,
             on_round=self.on_round,
-        )
-        self.faults = measurement.faults
-        return measurement.run(context)
+        ).run(context)
 
     def enqueue(self, host: EngineHost) -> Callable[[], Summary]:
         """Queue it on the engine; returns a function that waits for the summary."""

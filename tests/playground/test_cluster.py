@@ -62,24 +62,6 @@ def test_every_worker_keeps_a_target_and_its_own_cores(two: Workers) -> None:
     assert sorted(told) == [(str(n), n) for n in range(4)]
 
 
-def dies_once(context: TaskContext, mark: Path) -> str:
-    if not mark.exists():
-        mark.write_text(context.name)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return context.name
-
-
-def test_a_task_whose_worker_dies_is_done_by_another(
-    two: Workers, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = {name for name, *_ in two.rows()}
-    mark = tmp_path / "mark"
-    done = two.run_all({"a": partial(dies_once, mark=mark)}, on_message=lambda *message: None)
-    after = {name for name, *_ in two.rows()}
-    assert len(two.rows()) == 2 and mark.read_text() in before - after and done["a"] in after
-    assert any(f"Worker {mark.read_text()} is gone: " in one for one in caplog.messages)
-
-
 def dies(context: TaskContext) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -123,7 +123,7 @@ def told(
 
 
 def answer(search: Experiment, request: FinishedRequest) -> None:
-    search.chooser.add(request, search.faults)
+    search.chooser.add(request)
     search.update(Progress(1, 9, "", None, last=request))
 
 

@@ -13,6 +13,7 @@ from engine.drafters.base import BuildContext
 from engine.model.sources import TargetSpec
 from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from playground.host.models import Models
+from tests.playground.bench.requests import plan_of
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
 
@@ -44,13 +45,9 @@ def tiny_plan(
     *configurations: Configuration, items: tuple[Item, ...] = (), repeats: int = 1
 ) -> ExperimentPlan:
     """Two prompts, one of two turns, of eight tokens each."""
-    return ExperimentPlan.parse(
-        {
-            "target": TargetSpec(name="tiny", path="."),
-            "dtype": "float32",
-            "configurations": configurations or (scripted(),),
-            "items": items or (item("a"), item("b", "One?", "Two?", group="maths")),
-            "repeats": repeats,
-            "limits": Limits(max_new_tokens=8, ignore_eos=True),
-        }
+    return plan_of(
+        configurations=configurations or (scripted(),),
+        items=items or (item("a"), item("b", "One?", "Two?", group="maths")),
+        repeats=repeats,
+        limits=Limits(max_new_tokens=8, ignore_eos=True),
     )

@@ -50,19 +50,17 @@ def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
     return FinishedRequest(**{**values, **changes})
 
 
-def plan_of(*names: str, temperature: float = 0.0) -> ExperimentPlan:
-    """A plan whose first configuration is plain decoding."""
-    plain, *others = names
-    methods = {plain: "Autoregressive", **dict.fromkeys(others, "NGram")}
-    return ExperimentPlan.parse(
-        {
-            "target": TargetSpec(name="tiny", path="."),
-            "dtype": "float32",
-            "configurations": [
-                Configuration(name, name, parse_method({"decoding_type": method}))
-                for name, method in methods.items()
-            ],
-            "items": [Item("s", str(n), "writing", "chat", ("x",)) for n in range(1, 9)],
-            "sampling": Sampling(temperature=temperature),
-        }
-    )
+def plan_of(*names: str, temperature: float = 0.0, **changes: Any) -> ExperimentPlan:
+    """A plan whose first configuration is plain decoding, with parts of it changed."""
+    methods = {name: "NGram" for name in names} | dict.fromkeys(names[:1], "Autoregressive")
+    made: dict[str, Any] = {
+        "target": TargetSpec(name="tiny", path="."),
+        "dtype": "float32",
+        "configurations": [
+            Configuration(name, name, parse_method({"decoding_type": method}))
+            for name, method in methods.items()
+        ],
+        "items": [Item("s", str(n), "writing", "chat", ("x",)) for n in range(1, 9)],
+        "sampling": Sampling(temperature=temperature),
+    }
+    return ExperimentPlan.parse({**made, **changes})

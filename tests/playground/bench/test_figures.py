@@ -21,10 +21,8 @@ from playground.experiments.report.statistics import (
     NO_INTERVAL,
     Statistic,
     latency_table,
-    position_rates,
     request_speedup_of,
     speedup_of,
-    speedups_by_prompt,
     student_t,
 )
 from playground.experiments.report.verdict import CAUSES, trust_in
@@ -170,18 +168,6 @@ def test_quantiles_are_students() -> None:
             assert student_t(freedom, comparisons) == pytest.approx(quantile, rel=1e-6)
 
 
-def test_mat_and_rates_are_pooled_over_steps_with_their_counts_shown() -> None:
-    requests = [
-        measured("x", num_steps=4, num_accepted=6, at_least=(3, 2, 1)),
-        measured("x", prompt="2", num_steps=6, num_accepted=1, at_least=(1,)),
-    ]
-    report = make_report(plan_of("plain", "x"), [measured(), measured(prompt="2"), *requests])
-    cell = report.section("x").overall
-    assert cell.mat == pytest.approx(1 + 7 / 10)
-    assert (cell.num_steps, cell.num_new_tokens, cell.num_requests) == (10, 10, 2)
-    assert position_rates(requests) == pytest.approx((0.4, 0.2, 0.1))
-
-
 def test_groups_are_told_apart_and_ordered() -> None:
     requests = [
         measured(group="maths", prompt="m"),
@@ -264,11 +250,3 @@ def test_a_slow_worker_moves_no_ratio() -> None:
     requests = request_speedup_of(by_two_workers(1.0))
     assert request_speedup_of(pairs) == pytest.approx(requests) and requests is not None
     assert 1 < requests < (even.ratio or 0), "a prefill is as long on both sides"
-
-
-def test_equal_ids_of_two_suites_are_two_prompts() -> None:
-    pairs = [
-        (measured("x", suite=suite, decode_s=seconds), measured(suite=suite))
-        for suite, seconds in (("s", 0.2), ("t", 0.1))
-    ]
-    assert speedups_by_prompt(pairs) == pytest.approx({("s", "1"): 2.0, ("t", "1"): 4.0})

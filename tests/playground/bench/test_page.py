@@ -22,7 +22,7 @@ from playground.experiments.report.page import MAX_ANSWERS, command, page_html, 
 from playground.experiments.report.report import Results, make_report
 from playground.web.report import cards_html
 from storage import RunLog
-from tests.playground.bench.requests import measured
+from tests.playground.bench.requests import measured, plan_of
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"
 
@@ -39,20 +39,14 @@ def plan(*, items: Sequence[Item] = (), gone: str = "") -> ExperimentPlan:
         Item("s", "1", "chat", "chat", ("Hello.",)),
         Item("s", "2", HOSTILE[:60], HOSTILE[:60], (HOSTILE, "And?"), raw=True),
     )
-    return ExperimentPlan.parse(
-        {
-            "configurations": [
-                Configuration.stored(
-                    {"name": name, "title": name, "lossless": True, "config": config}, methods()
-                )
-                for name, config in named.items()
-            ],
-            "limits": Limits(max_new_tokens=64, ignore_eos=True),
-            "target": TargetSpec(name="my target", hub="a/b"),
-            "dtype": "auto",
-            "repeats": 2,
-            "items": items or both,
-        }
+    rows = [{"name": name, "lossless": True, "config": each} for name, each in named.items()]
+    return plan_of(
+        configurations=[Configuration.stored(row, methods()) for row in rows],
+        limits=Limits(max_new_tokens=64, ignore_eos=True),
+        target=TargetSpec(name="my target", hub="a/b"),
+        dtype="auto",
+        repeats=2,
+        items=items or both,
     )
 
 

@@ -11,7 +11,6 @@ import pytest
 from engine.errors import ConfigError
 from playground.experiments.comparison import (
     Comparison,
-    fault_message,
     race_clocks,
     reopen_message,
     stream,
@@ -21,7 +20,6 @@ from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.components import race_functions
 from storage import RunLog, RunQuery
 from tests.playground.asks import busy, finished, start, until
 from tests.playground.compare.corrupted import begun, ended, stored_race
@@ -103,24 +101,6 @@ def test_clocks_are_the_stored_step_times(
     assert race_clocks(host.runs, log, runs) == race_clocks(LiveRuns(), log, runs)
 
 
-BAD_ASKS: list[Any] = [
-    *(None, [], "x", {}, {"runs": "x"}, {"runs": []}, {"runs": ["x"] * 99}),
-    *({"runs": [3]}, {"runs": ["x" * 999]}, {"runs": ["nothing"]}),
-]
-
-
-def test_what_the_race_asks_is_answered_and_anything_else_gets_a_sentence(
-    host: EngineHost, history: History
-) -> None:
-    run = finished(start(host))
-    clocks, metas = race_functions(host, history)
-    assert [clock["run"] for clock in clocks({"runs": [run.log_id]})["clocks"]] == [run.log_id]
-    (meta,) = metas({"runs": [run.log_id]})["runs"]
-    assert meta["id"] == run.log_id and meta["title"] == "Scripted tree"
-    for asked in BAD_ASKS:
-        assert list(clocks(asked)) == list(metas(asked)) == ["error"], asked
-
-
 def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
     host: EngineHost, history: History, log: RunLog
 ) -> None:
@@ -166,16 +146,3 @@ def test_a_link_of_runs_takes_their_configurations_and_the_first_prompt(
     for bad in ("nothing", "a,,b", "", "\x00"):
         with pytest.raises(ConfigError):
             from_runs(host.catalog, log, bad)
-
-
-def test_an_error_leaves_what_is_on_show(shown: tuple[Comparison, Messages]) -> None:
-    last = shown[1][-1]
-    message = fault_message("No.", last)
-    assert json.loads(message["compare"])["error"] == "No."
-    assert {k: v for k, v in message.items() if k != "compare"} == {
-        k: v for k, v in last.items() if k != "compare"
-    }
-    nothings: tuple[Any, ...] = (None, "x", {}, [])
-    for nothing in nothings:
-        alone = fault_message("No.", nothing)
-        assert alone["runs"] == [] and alone["report"] == "" and alone["stream"]

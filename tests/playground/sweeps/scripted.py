@@ -9,7 +9,6 @@ from typing import Any
 from engine.config import Limits
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Summary
@@ -17,7 +16,7 @@ from playground.experiments.plan import METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.experiments.sweep.report import SweepReport, SweepStore
 from playground.experiments.sweep.search import RunningTrial, Sweep
-from tests.playground.bench.requests import measured
+from tests.playground.bench.requests import measured, plan_of
 
 PLAIN_TOK_S = 10.0
 NUM_PROMPTS = 4
@@ -29,15 +28,13 @@ def plan(*vary: str, base: MethodConfig | None = None, **changes: Any) -> SweepP
     """A sweep over n-gram lookup."""
     search: dict[str, Any] = {"objective": "speedup", "trials": 5}
     search |= {key: changes.pop(key) for key in SearchSettings.model_fields if key in changes}
-    made: dict[str, Any] = {
-        "target": TargetSpec(name="tiny", path="/nowhere"),
-        "dtype": "float32",
-        "configurations": [Configuration("ngram", "N-gram", base or NGramConfig())],
-        "chooser": OptunaSearch.parse({**search, "varied": vary or ["max_draft_len=1:8"]}),
-        "items": [Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS)],
-        "limits": Limits(max_new_tokens=21),
-    }
-    return SweepPlan.parse({**made, **changes})
+    made = plan_of(
+        configurations=[Configuration("ngram", "N-gram", base or NGramConfig())],
+        items=[Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS)],
+        limits=Limits(max_new_tokens=21),
+    )
+    chooser = OptunaSearch.parse({**search, "varied": vary or ["max_draft_len=1:8"]})
+    return SweepPlan.parse({**dict(made), "kind": "sweep", "chooser": chooser, **changes})
 
 
 def peak_at_5(config: Any) -> float:
@@ -89,13 +86,13 @@ class Scripted:
         self.configs.append(config)
         self.groups.append(trial.id)
         num_answers = 0
-        while num_answers < NUM_PROMPTS and not trial.is_over():
+        while num_answers < NUM_PROMPTS and not trial.cancelled():
             for request in self.pair(config, num_answers):
                 progress = Progress(0, 0, f"prompt {num_answers}", None, last=request)
                 trial.update(progress)
             num_answers += 1
         self.num_answers.append(num_answers)
-        return Summary(trial.is_over(), num_answers, 0, ())
+        return Summary(trial.cancelled(), num_answers, 0, ())
 
 
 def swept(

@@ -12,10 +12,7 @@ from engine.errors import ConfigError
 from playground.experiments.forms import SweepForm
 from playground.experiments.job import Progress
 from playground.experiments.service import Experiments
-from playground.experiments.space import tunables_of
-from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
-from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
 from playground.web.sweep import PICKED, form_of
 from storage import RunLog, RunQuery
@@ -180,14 +177,6 @@ def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:
     for sent in nothings:
         with pytest.raises(ConfigError):
             SweepForm.parse(sent).plan(host.catalog)
-
-
-def test_the_shipped_methods_can_be_swept_as_they_stand(host: EngineHost) -> None:
-    catalog = Catalog.shipped()
-    menu = MethodMenu(catalog, host.log)
-    for target in catalog.targets:
-        for _, key in menu.drafting(target):
-            assert tunables_of(catalog.method(key).config), key
 
 
 def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
