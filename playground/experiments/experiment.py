@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Literal
 
 from engine.drafters.base import BuildContext
@@ -29,7 +28,6 @@ from playground.experiments.report.report import (
     environment_of,
     read_results,
 )
-from playground.experiments.worker import TaskContext
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id
 
@@ -109,7 +107,8 @@ class Experiment(Job):
         """Measure it on the workers of a cluster: a shard has every n-th prompt."""
         plan = self.plan
         num = min(len(plan.items), SHARDS_PER_WORKER * len(workers.rows()))
-        shards = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
+        items = {f"shard {n + 1}": plan.items[n::num] for n in range(num)}
+        shards = {name: type(plan).parse({**dict(plan), "items": i}) for name, i in items.items()}
         progress: dict[str, Progress] = {}
         began_s, num_measured = time.monotonic(), 0
 
@@ -126,12 +125,7 @@ class Experiment(Job):
             message = f"{name} · {latest.message}"
             self.update(Progress(num_done, num_planned, message, eta_s, num_failed, latest.last))
 
-        tasks = {
-            f"shard {n}": partial(measure_shard, plan=shard, benchmark_id=self.id)
-            for n, shard in enumerate(shards, start=1)
-        }
-        summaries = workers.run_all(tasks, on_message=forward, cancelled=self.cancelled)
-        return Summary.of(list(summaries.values()))
+        return workers.measure_all(shards, self.id, on_progress=forward, cancelled=self.cancelled)
 
     def run(self, measure: Callable[[], Summary]) -> Summary:
         """Measure it, and write to the log how it ended.
@@ -177,16 +171,3 @@ class Experiment(Job):
     def _read_results(self) -> None:
         version = f"running here {len(self.requests)}"
         self.results = version, read_results(self.log, self.id, self.requests)
-
-
-def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
-    """Measure on one worker whatever the log lacks of a plan."""
-    measurement = Measurement(
-        plan=plan,
-        log=context.log,
-        benchmark_id=benchmark_id,
-        on_progress=context.send,
-        cancelled=context.cancelled,
-        worker=context.name,
-    )
-    return measurement.run(context.build_context)

@@ -18,7 +18,7 @@ import optuna
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError
 from playground.experiments.cluster import WorkerLostError, Workers
-from playground.experiments.experiment import Experiment, measure_shard
+from playground.experiments.experiment import Experiment
 from playground.experiments.finished import Pair, finished_requests, plain_pairs
 from playground.experiments.job import MeasurementFailedError, Progress, submit
 from playground.experiments.measurement import Summary
@@ -77,14 +77,13 @@ class Sweep(Experiment):
 
     def measure_on(self, workers: Workers) -> Summary:
         def measure(trial: RunningTrial) -> Summary:
-            task = partial(measure_shard, plan=trial.plan, benchmark_id=trial.id)
-            summary: Summary = workers.run(
-                task,
-                on_message=trial.update,
-                cancelled=trial.cancelled,
+            return workers.measure(
+                trial.plan,
+                trial.id,
                 title=f"trial {trial.number}",
+                on_progress=trial.update,
+                cancelled=trial.cancelled,
             )
-            return summary
 
         return self.search(measure, parallel=len(workers.rows()))
 
