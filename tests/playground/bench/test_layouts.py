@@ -16,6 +16,7 @@ from playground.experiments import prompts
 from playground.experiments.prompts import (
     GROUPS,
     choose_items,
+    first_turns,
     group_of,
     items_of,
     read_suite_file,
@@ -192,10 +193,12 @@ def test_a_file_in_no_layout_says_where_and_what(tmp_path: Path, text: str, word
 
 
 def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) -> None:
-    rows = [{"category": c, "turns": [c]} for c in ["writing"] * 5 + ["stem"] * 5 + ["qa"] * 2]
+    rows = [{"category": c, "turns": [c, "?"]} for c in ["writing"] * 5 + ["stem"] * 5 + ["qa"] * 2]
     suite = read_suite_file(write(tmp_path / "q.jsonl", *rows))
     items = choose_items([suite], limit_per_category=3)
     assert [item.category for item in items] == ["writing", "writing", "stem", "qa", "qa"]
+    first = [item.turns for item in first_turns(suite, 4)]
+    assert first == [("writing",), ("writing",), ("stem",), ("qa",)], "without their second turns"
     assert {i.category for i in choose_items([suite], categories=["chat"])} == {"writing", "stem"}
     assert {i.category for i in choose_items([suite], categories=["stem"])} == {"stem"}
     with pytest.raises(ConfigError, match="categories must be one of"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from playground.experiments.experiment import Experiment
 from playground.experiments.forms import BenchmarkForm
 from playground.experiments.job import Progress
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.report.export import json_text
 from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.web.experiment import ExperimentPage
@@ -59,21 +57,6 @@ def finished(service: Experiments, benchmark_id: str) -> ExperimentState:
     """The benchmark, once this server is done with it."""
     until(lambda: service.look(benchmark_id).job is None)
     return service.look(benchmark_id)
-
-
-def test_a_benchmark_runs_and_its_report_is_read_once(service: Experiments) -> None:
-    benchmark_id = begin(service, asked())
-    shown = finished(service, benchmark_id)
-    assert (shown.row.status, shown.results.plan.num_requests) == ("completed", 4)
-    assert "error" not in shown.row.summary
-    report = shown.results.report
-    assert (report.num_done, report.groups) == (4, ("chat", "code"))
-    stored = json.loads(json_text(shown.results))
-    assert stored["environment"]["dtype"] == "float32" and stored["concurrency"] == 1
-    again = service.look(benchmark_id)
-    assert again.results is shown.results and again.version == shown.version
-    assert [one.id for one in service.newest()] == [benchmark_id]
-    assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
 
 
 def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
@@ -200,18 +183,6 @@ def test_a_wrong_form_is_one_sentence(service: Experiments) -> None:
     assert service.newest() == ()
 
 
-def test_files_of_the_browser_become_suites(service: Experiments) -> None:
-    text = '{"question_id": 1, "category": "qa", "turns": ["Who?"]}\n'
-    key = service.add_file("question.jsonl", text)
-    suite = service.suites[key]
-    assert (suite.title, len(suite.prompts)) == ("question.jsonl", 1)
-    assert len(plan_of(service, asked(suites=[key])).items) == 1
-    with pytest.raises(ConfigError, match="bad.json, line 1 is not valid JSON"):
-        service.add_file("bad.json", "{")
-    with pytest.raises(ConfigError, match="must have a name and a text"):
-        service.add_file("", text)
-
-
 @pytest.mark.parametrize("benchmark_id", ["nothing", "", "x" * 99, "\x00"])
 def test_an_unknown_benchmark_is_one_sentence(service: Experiments, benchmark_id: str) -> None:
     for ask in (service.look, service.resume, service.stop):
@@ -244,10 +215,13 @@ def test_tabs_that_poll_read_a_plan_once(
     def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
         statements.append(statement)
 
-    finished(service, key := begin(service, asked()))
+    shown = finished(service, key := begin(service, asked()))
+    assert shown.row.status == "completed" and "error" not in shown.row.summary
+    assert shown.results.report.groups == ("chat", "code")
+    assert len(service.file(key, "requests.csv").splitlines()) == 5
     fresh = Experiments(host)
     sa.event.listen(log._database.engine, "before_cursor_execute", note)
     assert errors_at_once(lambda _: [fresh.look(key) for _ in range(5)]) == []
     assert sum('"plan"' in statement for statement in statements) == 1
-    fresh.newest()
+    assert [head.id for head in fresh.newest()] == [key]
     assert '"plan"' not in statements[-1].partition("FROM")[0]

@@ -11,7 +11,6 @@ from engine.errors import PlaygroundError
 from playground.experiments.forms import CompareForm
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.catalog import Catalog
-from presets import Prompt, PromptSuite
 from tests.playground.compare.corrupted import Slot, held, with_corrupted
 from tests.playground.tiny import tiny_catalog
 
@@ -40,18 +39,6 @@ def test_plain_decoding_is_first_and_others_are_named_by_what_differs(
 ) -> None:
     plan = CompareForm.parse(held(*configurations)).plan(catalog)
     assert plan.names == [BASELINE_NAME, *names] and plan.reference.is_baseline
-
-
-def test_a_suite_gives_prompts_of_every_category_in_turn(catalog: Catalog) -> None:
-    def prompts(category: str, n: int) -> list[Prompt]:
-        turns = [(f"{category} {i}", "more") for i in range(n)]
-        return [Prompt(category=category, turns=t, id=t[0]) for t in turns]
-
-    suite = PromptSuite(name="s", title="S", prompts=(*prompts("chat", 9), *prompts("code", 9)))
-    catalog.suites["s"] = suite  # type: ignore[index]
-    plan = CompareForm.parse(held(suite="s", prompt="", options={"num_prompts": "5"})).plan(catalog)
-    assert [item.id for item in plan.items] == ["chat 0", "chat 1", "chat 2", "code 0", "code 1"]
-    assert plan.items[3].turns == ("code 0",), "only the first turn is asked"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

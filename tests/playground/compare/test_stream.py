@@ -15,13 +15,13 @@ from playground.experiments.comparison import (
     reopen_message,
     stream,
 )
-from playground.experiments.forms import from_comparison, from_runs
+from playground.experiments.forms import from_comparison
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from storage import RunLog, RunQuery
-from tests.playground.asks import busy, finished, start, until
+from storage import RunLog
+from tests.playground.asks import busy, until
 from tests.playground.compare.corrupted import begun, ended, stored_race
 
 Messages = list[dict[str, Any]]
@@ -101,48 +101,9 @@ def test_clocks_are_the_stored_step_times(
     assert race_clocks(host.runs, log, runs) == race_clocks(LiveRuns(), log, runs)
 
 
-def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
-    host: EngineHost, history: History, log: RunLog
-) -> None:
-    async def leave(comparison: Comparison) -> Messages:
-        taken = []
-        async for message in stream(comparison, history):
-            taken.append(message)
-            if json.loads(message["ev"]):
-                comparison.cancel()
-        return taken
-
-    slow = ("scripted", {"delay_ms": "20"})
-    comparison = begun(host, slow, owner="leaving", limits={"max_new_tokens": "300"})
-    last = json.loads(asyncio.run(leave(comparison))[-1]["compare"])
-    assert last["final"] and last["state"] == "cancelled"
-    assert not host.runs.owned_by("leaving")
-    rows = log.rows(RunQuery(benchmark_id=comparison.id, descending=False))
-    assert rows[-1].status == "cancelled"
-    assert stored_race(host, comparison.id).shown == [row.id for row in rows]
-
-
 def test_a_link_of_a_comparison_fills_the_form(host: EngineHost, log: RunLog) -> None:
     methods = ("scripted", {"max_draft_len": "5"}), ("corrupted", {"wrong_at": "99"})
     asked = begun(host, *methods, system="Be brief.", limits={"max_new_tokens": "9"})
     comparison = ended(asked)
     again = from_comparison(host.catalog, log, comparison.id).plan(host.catalog)
     assert again == comparison.plan
-
-
-def test_a_link_of_runs_takes_their_configurations_and_the_first_prompt(
-    host: EngineHost, log: RunLog
-) -> None:
-    runs = [
-        finished(start(host, prompt="One.", settings={"max_draft_len": "2"})),
-        finished(start(host, prompt="Two.", method="plain")),
-        finished(start(host, prompt="Three.", settings={"max_draft_len": "6"})),
-    ]
-    link = ",".join(str(run.log_id) for run in runs)
-    filled = from_runs(host.catalog, log, link)
-    assert (filled.prompt, filled.suite, filled.target) == ("One.", "", "tiny")
-    settings = [configuration.settings for configuration in filled.configurations]
-    assert settings == [{"max_draft_len": 2}, {"max_draft_len": 6}]
-    for bad in ("nothing", "a,,b", "", "\x00"):
-        with pytest.raises(ConfigError):
-            from_runs(host.catalog, log, bad)

@@ -14,7 +14,6 @@ from playground.experiments.job import Progress
 from playground.experiments.service import Experiments
 from playground.host.live import LiveRun
 from playground.host.runner import ClosingError, EngineHost
-from playground.web.sweep import PICKED, form_of
 from storage import RunLog, RunQuery
 from tests.playground.asks import busy, finished, until
 from tests.playground.asks import start as generate
@@ -177,21 +176,3 @@ def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:
     for sent in nothings:
         with pytest.raises(ConfigError):
             SweepForm.parse(sent).plan(host.catalog)
-
-
-def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
-    values = {
-        **{name: asked()[name] for name in PICKED},
-        "vary": ["max_draft_len", "lookup"],
-        "form": {
-            "values": {
-                "vary": {"max_draft_len": "1:4", "lookup": "pool"},
-                "settings": {"max_draft_len": 9, "is_keep_all": False},
-            }
-        },
-        "plan": {"values": {"plan": {"mode": "grid", "max_new_tokens": "8"}}},
-    }
-    plan = SweepForm.parse(form_of(values)).plan(host.catalog)
-    assert [str(vary) for vary in plan.chooser.varied] == ["1:4", "pool"]
-    assert plan.swept.values["is_keep_all"] is False
-    assert plan.space.num_points == plan.num_trials == 4 and plan.num_turns == 2

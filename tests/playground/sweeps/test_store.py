@@ -8,21 +8,8 @@ from engine.drafters import methods
 from engine.errors import ConfigError
 from playground.experiments.report.report import stored_experiment
 from playground.experiments.sweep.report import SweepStore
-from storage import RunLog
 from tests.playground.sweeps.scripted import swept
-from tests.storage.conftest import begun_benchmark, path, url
-
-__all__ = ["path", "url"]
-
-
-def test_trials_are_in_the_run_log(url: str) -> None:
-    with RunLog.open(url) as log:
-        trials = swept(SweepStore(log), trials=2, name="s").trials
-    with RunLog.open(url) as again:
-        store = SweepStore(again)
-        assert [head.name for head in store.log.benchmarks.list(9, sweeps=True)] == ["s"]
-        assert store.load("s").trials == trials and len(trials) == 2
-
+from tests.storage.conftest import begun_benchmark
 
 def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
     sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
