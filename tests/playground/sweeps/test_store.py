@@ -11,6 +11,7 @@ from playground.experiments.sweep.report import SweepStore
 from tests.playground.sweeps.scripted import swept
 from tests.storage.conftest import begun_benchmark
 
+
 def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
     sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
     with pytest.raises(ConfigError, match="No experiment"):
