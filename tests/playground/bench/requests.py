@@ -1,16 +1,17 @@
-"""Finished requests made by hand, for reports over known numbers."""
+"""Plans, and finished requests made by hand, for reports over known numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from engine.config import Sampling
+from engine.config import Limits, Sampling
 from engine.drafters import parse_method
 from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from storage import RunLog, RunQuery, RunSummary
+from tests.playground.tiny import ScriptedConfig
 
 
 def runs_of(log: RunLog, benchmark_id: str) -> Sequence[RunSummary]:
@@ -64,3 +65,23 @@ def plan_of(*names: str, temperature: float = 0.0, **changes: Any) -> Experiment
         "sampling": Sampling(temperature=temperature),
     }
     return ExperimentPlan.parse({**made, **changes})
+
+
+def item(name: str, *turns: str, group: str = "chat") -> Item:
+    return Item("s", name, group, group, turns or (f"Prompt {name}.",))
+
+
+def scripted(name: str = "scripted", **settings: Any) -> Configuration:
+    return Configuration(name, "Scripted", ScriptedConfig(**settings))
+
+
+def tiny_plan(
+    *configurations: Configuration, items: tuple[Item, ...] = (), repeats: int = 1
+) -> ExperimentPlan:
+    """Two prompts, one of two turns, of eight tokens each."""
+    return plan_of(
+        configurations=configurations or (scripted(),),
+        items=items or (item("a"), item("b", "One?", "Two?", group="maths")),
+        repeats=repeats,
+        limits=Limits(max_new_tokens=8, ignore_eos=True),
+    )

@@ -10,8 +10,7 @@ import pytest
 from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from playground.experiments.plan import BASELINE_NAME, ExperimentPlan, Item
-from tests.playground.bench.conftest import item, tiny_plan
-from tests.playground.bench.requests import plan_of
+from tests.playground.bench.requests import item, plan_of, tiny_plan
 
 
 def plan(num_items: int = 4) -> ExperimentPlan:

@@ -19,8 +19,7 @@ from playground.experiments.plan import BASELINE_NAME, Configuration, Experiment
 from playground.experiments.report.report import first_run, read_results
 from playground.experiments.report.verdict import audit_divergences, audits_of
 from storage import RunLog
-from tests.playground.bench.conftest import item, scripted, tiny_plan
-from tests.playground.bench.requests import runs_of
+from tests.playground.bench.requests import item, runs_of, scripted, tiny_plan
 from tests.playground.compare.corrupted import CorruptedConfig
 from tests.playground.tiny import ScriptedDrafter
 
