@@ -14,15 +14,18 @@ import pytest
 import yaml
 
 import presets
+from engine.drafters import methods
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
+from playground.experiments.report.report import stored_experiment
 from playground.experiments.report.statistics import Counts, differ, prompt_counts
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
 from playground.experiments.sweep.report import SweepStore, as_good
 from playground.experiments.sweep.search import Sweep
 from playground.host.methods import choose_method
 from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan, resumed, swept
+from tests.storage.conftest import begun_benchmark
 
 
 def test_the_best_trial_has_equals_and_is_a_method_file(store: SweepStore, tmp_path: Path) -> None:
@@ -190,3 +193,39 @@ def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
     flat = swept(store, "max_draft_len=1:8", mode="grid", measure=Scripted(lambda config: 9.0))
     with pytest.raises(ConfigError, match="came out equal"):
         sweep_figure(flat, "importance")
+
+
+# ---- in the log
+
+
+def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
+    sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
+    with pytest.raises(ConfigError, match="No experiment"):
+        stored_experiment(log, sweep_id)
+    benchmark_id = begun_benchmark(log, "b", {"kind": "benchmark", "text": '"kind":"sweep"'})
+    assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
+    assert list(log.facets().benchmarks) == [benchmark_id]
+    assert [head.name for head in store.log.benchmarks.list(9, sweeps=True)] == ["s"]
+    with pytest.raises(ConfigError, match="No sweep is named"):
+        store.load(benchmark_id)
+
+
+def test_sweeps_are_found_by_id_or_name_and_deleted_with_their_trials(store: SweepStore) -> None:
+    sweep = swept(store, trials=1, name="s")
+    assert store.load("s").row.id == store.load(sweep.row.id).row.id == sweep.row.id
+    newer = swept(store, trials=1, name="s").row.id
+    assert newer != sweep.row.id and store.load("s").row.id == newer
+    with pytest.raises(ConfigError, match="No sweep is named 'u'. The newest: s"):
+        store.load("u")
+    for name in (" ", "x" * 81, "a\nb"):
+        with pytest.raises(ConfigError, match="name must have"):
+            swept(store, name=name)
+    store.delete("s")
+    assert store.load("s").row.id == sweep.row.id and store.trials(newer) == ()
+
+
+def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
+    swept(store, trials=1, name="s")
+    types = {name: cls for name, cls in methods().items() if name != "NGram"}
+    with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
+        SweepStore(store.log, types).load("s").to_dict()
