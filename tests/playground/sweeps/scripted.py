@@ -12,7 +12,7 @@ from engine.drafters.method import MethodConfig
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import METHOD, Configuration, Item, SweepPlan
+from playground.experiments.plan import BASELINE_NAME, METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.experiments.sweep.report import SweepReport, SweepStore
 from playground.experiments.sweep.search import RunningTrial, Sweep
@@ -60,7 +60,7 @@ def answer(tok_s: float, prompt: int, configuration: str, *, accepted: int = 15)
 
 def pair(tok_s: float, prompt: int = 0, *, drift: float = 1.0) -> Pair:
     """The method's answer and plain decoding's, on a machine that is `drift` times as fast."""
-    plain = answer(drift * PLAIN_TOK_S, prompt, "plain", accepted=0)
+    plain = answer(drift * PLAIN_TOK_S, prompt, BASELINE_NAME, accepted=0)
     return answer(drift * tok_s, prompt, METHOD), plain
 
 
