@@ -149,6 +149,12 @@ def test_one_that_is_stopped_in_the_queue_is_resumed_once_however_many_ask(
     assert (shown.row.status, shown.results.report.num_done) == ("completed", 4)
 
 
+def test_a_second_benchmark_waits_for_the_first(service: Experiments, host: EngineHost) -> None:
+    with busy(host):
+        keys = [begin(service, asked()) for _ in range(2)]
+    assert [finished(service, key).status for key in keys] == ["completed"] * 2
+
+
 def test_what_breaks_is_said_and_kept(service: Experiments) -> None:
     key = begin(service, asked({"fail_at": "1"}))
     shown = finished(service, key)
