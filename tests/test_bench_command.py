@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
+from engine.safe_text import file_name
 from playground.cli.bench import configurations_of
 from playground.experiments.plan import BASELINE_NAME
 from storage import RunLog
 from tests.commands import invoke, refused
 from tests.models import save_tiny
 
-ROOT = Path(__file__).parent.parent
+EVIL = "../../short"
+"""A name that must lead out of no folder."""
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +45,18 @@ def bench(folder: Path, *arguments: object, code: int = 0) -> Any:
     return invoke("bench", "--target", folder, "--dtype", "float32", *arguments, code=code)
 
 
-def test_files_of_a_configuration_stay_in_the_folder_and_are_its_own(
-    folder: Path, questions: Path, tmp_path: Path
-) -> None:
-    names = ("../../../evil", "a b", "a-b", "a/b")
-    methods = [part for name in names for part in ("--method", f"NGram 'name={name}'")]
-    output = tmp_path / "deep" / "er" / "out"
-    bench(
-        folder,
-        *("--suite", questions, "--limit-per-category", 1, *methods, "--no-save"),
-        *("--max-new-tokens", 2, "--ignore-eos", "--repeats", 1, "--output", output),
-    )
-    assert [file.name for file in tmp_path.iterdir()] == ["deep"]
-    assert len(list((tmp_path / "deep").rglob("evil*"))) == 0
-    found = [json.loads(file.read_text()) for file in output.glob("genai-perf/*/*.json")]
-    assert {one["input_config"]["method"] for one in found} == {BASELINE_NAME, *names}
-
-
 def test_json_has_every_figure_of_every_configuration(
     folder: Path, questions: Path, tmp_path: Path
 ) -> None:
     out = bench(
         *(folder, "--suite", questions, "--methods", "ngram"),
-        *("--method", "NGram name=short max_draft_len=2", "--set", "short.is_keep_all=false"),
+        *("--method", f"NGram name={EVIL} max_draft_len=2", "--set", f"{EVIL}.is_keep_all=false"),
         *("--max-new-tokens", 12, "--ignore-eos", "--repeats", 2, "--json"),
         *("--db", tmp_path / "runs.sqlite3", "--output", tmp_path / "out"),
     )
     shown = json.loads(out.stdout)
     assert shown["status"] == "completed" and shown["concurrency"] == 1
-    assert [c["name"] for c in shown["configurations"]] == [BASELINE_NAME, "ngram", "short"]
+    assert [c["name"] for c in shown["configurations"]] == [BASELINE_NAME, "ngram", EVIL]
     short = shown["configurations"][2]["config"]
     assert (short["max_draft_len"], short["is_keep_all"]) == (2, False)
     assert shown["configurations"][1]["config"]["is_keep_all"] is True
@@ -79,14 +64,13 @@ def test_json_has_every_figure_of_every_configuration(
     assert shown["report"]["groups"] == ["chat", "qa"]
     for section in shown["report"]["configurations"]:
         assert section["overall"]["num_new_tokens"] == 4 * 12 * 2
-        assert set(section["latency"]["rows"]["request_latency_ms"]) == {
-            *("avg", "min", "max", "p99", "p95", "p90", "p75", "p50", "p25", "std")
-        }
     assert shown["definitions"]["speedup"] and shown["environment"]["versions"]["torch"]
 
+    assert {file.name for file in tmp_path.iterdir()} == {"runs.sqlite3", "out"}
     files = {file.name for file in (tmp_path / "out").iterdir() if file.is_file()}
     assert files == {"report.html", "report.json", "speedup.csv", "latency.csv", "requests.csv"}
-    export = tmp_path / "out" / "genai-perf" / "short" / "profile_export_genai_perf.json"
+    folder = tmp_path / "out" / "genai-perf" / file_name(EVIL)
+    export = folder / "profile_export_genai_perf.json"
     theirs, ours = json.loads(export.read_text()), shown["report"]["configurations"][2]["latency"]
     row = ours["rows"]["inter_token_latency_ms"]
     assert theirs["inter_token_latency"] == {"unit": "ms", **row}
@@ -100,7 +84,7 @@ def test_json_has_every_figure_of_every_configuration(
     assert written == shown
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "requests.csv").read_text())))
     names = {row["configuration"] for row in rows}
-    assert len(rows) == 24 and names == {BASELINE_NAME, "ngram", "short"}
+    assert len(rows) == 24 and names == {BASELINE_NAME, "ngram", EVIL}
 
 
 def test_tables_of_a_base_model_show_groups_throughput_and_verdict(
@@ -144,8 +128,7 @@ def test_csv_has_a_line_per_configuration_and_group_and_no_save_leaves_no_log(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "nothing"], "--suite must be one of"),
-        (["--suite", "quick", "--categories", "poetry"], "categories must be one of"),
+        (["--suite", "quik"], "Did you mean quick"),
         (["--methods", "ngran"], "Did you mean ngram?"),
         (["--methods", "ngram", "--set", "other.x=1"], "no configuration is named 'other'"),
         (["--methods", "ngram,ngram"], "Two configurations are named ngram"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection
 
 from playground.experiments.finished import FinishedRequest, plain_pairs
 from playground.experiments.plan import ExperimentPlan, Halving
@@ -24,7 +23,8 @@ class Chooser:
     """Keeps every configuration, or within a time budget the faster half after each repeat.
 
     Attributes:
-        running: names of the methods that continue, without plain decoding.
+        running: names of the methods that have not been dropped, without plain decoding.
+        faults: configurations that failed, and why; they do not continue either.
         budget_s: None without a limit; then no method is dropped.
     """
 
@@ -33,8 +33,8 @@ class Chooser:
         self.running = [c.name for c in plan.configurations[1:]]
         self.budget_s = plan.chooser.budget_s if isinstance(plan.chooser, Halving) else None
         self.requests: list[FinishedRequest] = []
+        self.faults: dict[str, str] = {}
         self._begin_s: float | None = None
-        self._faults: Collection[str] = ()
 
     def begin(self) -> None:
         """Start the clock; the target is loaded."""
@@ -42,7 +42,7 @@ class Chooser:
 
     def is_active(self, name: str) -> bool:
         """Whether a configuration continues."""
-        return name in self.running or name == self.plan.reference.name
+        return name not in self.faults and name in (self.plan.reference.name, *self.running)
 
     @property
     def _spent_s(self) -> float:
@@ -62,7 +62,7 @@ class Chooser:
 
     @property
     def candidates(self) -> list[str]:
-        return [name for name in self.running if name not in self._faults]
+        return [name for name in self.running if name not in self.faults]
 
     @property
     def is_confirmed(self) -> bool:
@@ -70,16 +70,11 @@ class Chooser:
         twice = Counter(r.configuration for r in self.requests if r.repeat == 1)
         return all(twice[name] >= len(self.plan.items) for name in self.candidates)
 
-    def add(self, request: FinishedRequest, faults: Collection[str]) -> None:
-        """Drop the slower half once all candidates have answered everything of this repeat.
-
-        Args:
-            faults: names of the configurations that failed.
-        """
+    def add(self, request: FinishedRequest) -> None:
+        """Drop the slower half once all candidates have answered everything of this repeat."""
         if self.budget_s is None:
             return
         self.requests.append(request)
-        self._faults = faults
         candidates, repeat = self.candidates, request.repeat
         everyone = {self.plan.reference.name, *candidates}
         answers = sum(r.repeat == repeat and r.configuration in everyone for r in self.requests)

@@ -1,8 +1,7 @@
-"""Ray: workers that keep a target loaded and do one task after another.
+"""Ray: workers that keep a target loaded and measure one plan after another.
 
-A task is any function of a `TaskContext`. Ray sends it to a worker, a process with its own target
-and its own connection to the log. When a worker dies, another one repeats the task, starting from
-what the log already has.
+A worker is a process with its own target and its own connection to the log. When it dies, another
+one measures the rest of its plan.
 """
 
 from __future__ import annotations
@@ -24,22 +23,24 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
-from playground.experiments.measurement import check_same_target
-from playground.experiments.worker import About, Task, Worker, WorkerConfig, program
+from playground.experiments.job import Progress
+from playground.experiments.measurement import Summary, check_same_target
+from playground.experiments.plan import ExperimentPlan
+from playground.experiments.worker import About, Worker, WorkerConfig, program
 
 LOG = logging.getLogger(__name__)
 LOCAL = "local"
-POLL_S = 0.3  # between two polls of a worker for its messages
+POLL_S = 0.3  # between two polls of a worker for its progress
 PLACEMENT_TIMEOUT_S, MAX_LOST = 120.0, 3
-"""How long to wait for cores that are in use, and how many workers a task may lose."""
-TASK_GROUP = "work"  # Ray's concurrency group of the one thread that runs tasks
+"""How long to wait for cores that are in use, and how many workers a plan may lose."""
+WORK = "work"  # Ray's concurrency group of the one thread that measures
 _RAY_LOCK = threading.Lock()
 _CONNECTIONS: list[str] = []
 """An address per open `connected` block: a process has one connection to Ray."""
 
 
 class WorkerLostError(PlaygroundError):
-    """Every worker that ran a task died."""
+    """Every worker that measured a plan died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,8 @@ class Workers:
         self._actors: dict[Any, About] = {}
         self._placement_groups: dict[Any, Any] = {}
         """The cores that Ray has reserved for each worker."""
-        self._task_titles: dict[str, str] = {}
-        """Titles of running tasks by worker."""
+        self._titles: dict[str, str] = {}
+        """What each busy worker measures."""
         self.rejections: list[str] = []
         try:
             with ThreadPoolExecutor(num_workers) as threads:
@@ -167,24 +168,24 @@ class Workers:
         return next(iter(self._actors.values())).environment
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Name, device and current task of every worker."""
+        """Name and device of every worker, and what it measures."""
         with self._lock:
             workers = list(self._actors.values())
-        titles = self._task_titles
-        return [(one.name, one.device, titles.get(one.name, "idle")) for one in workers]
+        return [(one.name, one.device, self._titles.get(one.name, "idle")) for one in workers]
 
-    def run(
+    def measure(
         self,
-        task: Task,
+        plan: ExperimentPlan,
+        benchmark_id: str,
         *,
-        on_message: Callable[[Any], object] = lambda message: None,
+        title: str,
+        on_progress: Callable[[Progress], object],
         cancelled: Callable[[], bool] = lambda: False,
-        title: str = "working",
-    ) -> Any:
-        """Run a task on a free worker and return its result; if the worker dies, on another one.
+    ) -> Summary:
+        """Measure a plan on a free worker; if the worker dies, on another one.
 
         Raises WorkerLostError; PlaygroundError: no worker is left, and none could be started; and
-        whatever the task raises.
+        whatever measuring raises.
         """
         for attempt in range(1, MAX_LOST + 1):
             actor = self._free.get()
@@ -192,9 +193,10 @@ class Workers:
                 self._free.put(None)
                 raise PlaygroundError(f"No worker is left. {' '.join(self.rejections)}")
             name = self._actors[actor].name
-            self._task_titles[name] = title
+            self._titles[name] = title
             try:
-                return self._run_on(actor, task, on_message, cancelled)
+                done = actor.measure.options(concurrency_group=WORK).remote(plan, benchmark_id)
+                return self._follow(actor, done, on_progress, cancelled)
             except WorkerLostError as error:
                 LOG.warning("%s", error)
                 self._remove(actor)
@@ -206,31 +208,34 @@ class Workers:
                     raise
             finally:
                 if actor is not None:
-                    self._task_titles.pop(name, None)
+                    self._titles.pop(name, None)
                     self._free.put(actor)
         raise AssertionError
 
-    def run_all(
+    def measure_all(
         self,
-        tasks: Mapping[str, Task],
+        plans: Mapping[str, ExperimentPlan],
+        benchmark_id: str,
         *,
-        on_message: Callable[[str, Any], object],
+        on_progress: Callable[[str, Progress], object],
         cancelled: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Any]:
-        """Run all tasks on free workers; results by name. A task that fails stops the others."""
+    ) -> Summary:
+        """Measure plans, given by their titles, on free workers; one that fails stops the rest."""
         failed = threading.Event()
+        stopped = lambda: cancelled() or failed.is_set()  # noqa: E731
 
-        def run_one(name: str) -> Any:
-            stopped = lambda: cancelled() or failed.is_set()  # noqa: E731
-            forward = partial(on_message, name)
+        def measure_one(title: str) -> Summary:
+            plan, forward = plans[title], partial(on_progress, title)
             try:
-                return self.run(tasks[name], on_message=forward, cancelled=stopped, title=name)
+                return self.measure(
+                    plan, benchmark_id, title=title, on_progress=forward, cancelled=stopped
+                )
             except BaseException:
                 failed.set()
                 raise
 
-        with ThreadPoolExecutor(len(tasks)) as threads:
-            return dict(zip(tasks, threads.map(run_one, tasks), strict=True))
+        with ThreadPoolExecutor(len(plans)) as threads:
+            return Summary.of(list(threads.map(measure_one, plans)))
 
     def close(self) -> None:
         """Stop all workers."""
@@ -249,7 +254,7 @@ class Workers:
         options = {
             "num_cpus": self._cpus,
             "num_gpus": self._gpus,
-            "concurrency_groups": {TASK_GROUP: 1},
+            "concurrency_groups": {WORK: 1},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group),
         }
         threads = {"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}}
@@ -261,7 +266,7 @@ class Workers:
             about: About = self._result(actor.about.remote())
             who = f"Worker {about.name}"
             self._check_info(about)
-            prepare = actor.prepare.options(concurrency_group=TASK_GROUP)
+            prepare = actor.prepare.options(concurrency_group=WORK)
             environment = self._result(prepare.remote(self._config, gpu=self._gpus > 0))
             about = replace(about, environment=environment)
             with self._lock:
@@ -326,28 +331,28 @@ class Workers:
                 "--db postgresql+psycopg://…"
             )
 
-    def _run_on(
+    def _follow(
         self,
         actor: Any,
-        task: Task,
-        on_message: Callable[[Any], object],
+        summary: Any,
+        on_progress: Callable[[Progress], object],
         cancelled: Callable[[], bool],
-    ) -> Any:
-        """Raises WorkerLostError: the worker died."""
+    ) -> Summary:
+        """The summary that a worker's call returns. Raises WorkerLostError: the worker died."""
         import ray
 
         stop_sent = False
         try:
-            result = actor.run_task.options(concurrency_group=TASK_GROUP).remote(task)
             done: list[Any] = []
             while not done:
-                done, _ = ray.wait([result], timeout=POLL_S)
-                for message in ray.get(actor.take_messages.remote()):
-                    on_message(message)
+                done, _ = ray.wait([summary], timeout=POLL_S)
+                for progress in ray.get(actor.take_progress.remote()):
+                    on_progress(progress)
                 if cancelled() and not stop_sent:
                     stop_sent = True
-                    ray.get(actor.stop.remote())  # a late one would stop the next task
-            return ray.get(result)
+                    ray.get(actor.stop.remote())  # a late one would stop the next plan
+            returned: Summary = ray.get(summary)
+            return returned
         except ray.exceptions.RayTaskError as error:
             if isinstance(cause := error.cause, Exception):
                 raise cause from None

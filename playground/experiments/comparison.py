@@ -11,9 +11,9 @@ import json
 import textwrap
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.experiment import Experiment
@@ -135,17 +135,12 @@ class Comparison(Experiment):
         self.race: Race | None = None
         self.report = ""
 
-    def measure(self, context: BuildContext) -> Summary:
-        try:
-            return super().measure(context)
-        finally:
-            attempt(self.refresh, where=f"the report of comparison {self.id}")
-
     def run(self, measure: Callable[[], Summary]) -> Summary:
-        summary = super().run(measure)
-        if not summary.cancelled:
-            self.log.wait_for(self.refresh)
-        return summary
+        try:
+            return super().run(measure)
+        finally:
+            read = partial(self.log.wait_for, self.refresh)
+            attempt(read, where=f"the report of comparison {self.id}")
 
     def begin_round(
         self, number: int, requests: Sequence[Request], prompt: Prompt
@@ -164,8 +159,8 @@ class Comparison(Experiment):
 
     def refresh(self) -> None:
         """Read the results from the log."""
-        types = self._host.catalog.types
-        results = read_results(self.log, self.id, tuple(self.requests), types, self.faults)
+        types, faults = self._host.catalog.types, self.chooser.faults
+        results = read_results(self.log, self.id, tuple(self.requests), types, faults)
         self.race = Race.of(self.log, results)
         self.report = self.race.to_json()
 

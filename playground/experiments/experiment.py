@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Literal
 
 from engine.drafters.base import BuildContext
@@ -29,7 +28,6 @@ from playground.experiments.report.report import (
     environment_of,
     read_results,
 )
-from playground.experiments.worker import TaskContext
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id
 
@@ -43,8 +41,7 @@ class Experiment(Job):
 
     Attributes:
         requests: finished requests, including those of an earlier process.
-        faults: configurations that failed, and why.
-        chooser: which configurations continue.
+        chooser: which configurations continue, and why others failed.
         has_live_report: whether `results` is updated every few seconds while it runs.
         results: the newest report, and its version, which differs from the last one's.
         on_round: as of `Measurement`.
@@ -58,7 +55,6 @@ class Experiment(Job):
         self.log, self.plan = log, plan
         self.chooser = Chooser(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
-        self.faults: Mapping[str, str] = {}
         self.has_live_report = False
         self.results: tuple[str, Results] | None = None
         self.on_round: OnRound | None = None
@@ -93,7 +89,7 @@ class Experiment(Job):
 
     def measure(self, context: BuildContext) -> Summary:
         """Measure on a loaded target whatever the log lacks."""
-        measurement = Measurement(
+        return Measurement(
             plan=self.plan,
             log=self.log,
             benchmark_id=self.id,
@@ -101,9 +97,7 @@ class Experiment(Job):
             cancelled=self.cancelled,
             chooser=self.chooser,
             on_round=self.on_round,
-        )
-        self.faults = measurement.faults
-        return measurement.run(context)
+        ).run(context)
 
     def enqueue(self, host: EngineHost) -> Callable[[], Summary]:
         """Queue it on the engine; returns a function that waits for the summary."""
@@ -113,7 +107,8 @@ class Experiment(Job):
         """Measure it on the workers of a cluster: a shard has every n-th prompt."""
         plan = self.plan
         num = min(len(plan.items), SHARDS_PER_WORKER * len(workers.rows()))
-        shards = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
+        items = {f"shard {n + 1}": plan.items[n::num] for n in range(num)}
+        shards = {name: type(plan).parse({**dict(plan), "items": i}) for name, i in items.items()}
         progress: dict[str, Progress] = {}
         began_s, num_measured = time.monotonic(), 0
 
@@ -130,12 +125,7 @@ class Experiment(Job):
             message = f"{name} · {latest.message}"
             self.update(Progress(num_done, num_planned, message, eta_s, num_failed, latest.last))
 
-        tasks = {
-            f"shard {n}": partial(measure_shard, plan=shard, benchmark_id=self.id)
-            for n, shard in enumerate(shards, start=1)
-        }
-        summaries = workers.run_all(tasks, on_message=forward, cancelled=self.cancelled)
-        return Summary.of(list(summaries.values()))
+        return workers.measure_all(shards, self.id, on_progress=forward, cancelled=self.cancelled)
 
     def run(self, measure: Callable[[], Summary]) -> Summary:
         """Measure it, and write to the log how it ended.
@@ -181,16 +171,3 @@ class Experiment(Job):
     def _read_results(self) -> None:
         version = f"running here {len(self.requests)}"
         self.results = version, read_results(self.log, self.id, self.requests)
-
-
-def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
-    """Measure on one worker whatever the log lacks of a plan."""
-    measurement = Measurement(
-        plan=plan,
-        log=context.log,
-        benchmark_id=benchmark_id,
-        on_progress=context.send,
-        cancelled=context.cancelled,
-        worker=context.name,
-    )
-    return measurement.run(context.build_context)

@@ -95,7 +95,8 @@ class Ranking:
     def __init__(self, search: Experiment) -> None:
         self._search = search
         plan, requests, running = search.plan, tuple(search.requests), search.chooser.running
-        self.report = make_report(plan, requests, faults=search.faults, running=running)
+        faults = search.chooser.faults
+        self.report = make_report(plan, requests, faults=faults, running=running)
         order = lambda one: (self.state(one) in ("running", "kept"), ratio_of(one))  # noqa: E731
         self.sections = sorted(self.report.configurations[1:], key=order, reverse=True)
 

@@ -147,7 +147,6 @@ class Measurement:
     def __post_init__(self) -> None:
         self._chooser = self.chooser or Chooser(self.plan)
         self._drops_faulty = self.plan.kind in ("compare", "fastest")
-        self.faults: dict[str, str] = {}
         self._done: dict[Key, FinishedRequest] = {}
         self._drafters: dict[str, Drafter] = {}
         self._experience = ExperienceStore(paths.drafting(), presets.priors())
@@ -167,7 +166,7 @@ class Measurement:
         requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))
         self._done = {request.key: request for request in requests if request.key in planned}
         for request in self._done.values():
-            self._chooser.add(request, self.faults)
+            self._chooser.add(request)
         whole = self._run_rounds()
         if whole and self.plan.sampling.greedy and NUM_AUDITS[self.plan.kind]:
             self._audit()
@@ -176,7 +175,7 @@ class Measurement:
             self._num_new,
             self._num_failed,
             tuple(self._skipped),
-            dict(self.faults),
+            dict(self._chooser.faults),
             {name: notes for name, notes in self._notes.items() if notes},
         )
 
@@ -195,7 +194,7 @@ class Measurement:
                     self._drafters.clear()
                 if not self._run_round(number, requests):
                     return False
-                if len(self.faults) == len(self.plan.configurations):
+                if len(self._chooser.faults) == len(self.plan.configurations):
                     break
             self._report_progress("done")
             return True
@@ -217,12 +216,7 @@ class Measurement:
             return True
         if not self._drafters and not self._make_drafters():
             return False
-        fit = [
-            request
-            for request in missing
-            if request.configuration in self._drafters
-            and self._chooser.is_active(request.configuration)
-        ]
+        fit = [request for request in missing if self._chooser.is_active(request.configuration)]
         self._num_done += len(missing) - len(fit)
         runs = {} if self.on_round is None else self.on_round(number, fit, prompt)
         try:
@@ -260,9 +254,7 @@ class Measurement:
         for configuration in self.plan.configurations:
             if self._is_over():
                 return False
-            if configuration.name not in self.faults and self._chooser.is_active(
-                configuration.name
-            ):
+            if self._chooser.is_active(configuration.name):
                 self._report_progress(f"warming up · {configuration.name}")
                 self._attempt(configuration, partial(self._warm_up, configuration))
         return True
@@ -285,7 +277,7 @@ class Measurement:
             return
         done = attempt(work, where=f"running {configuration.name}")
         if isinstance(done, Fault):
-            self.faults[configuration.name] = done.sentence
+            self._chooser.faults[configuration.name] = done.sentence
             self._drafters.pop(configuration.name, None)
 
     # ---- prompts
@@ -330,7 +322,7 @@ class Measurement:
         last = None
         if detail is not None and detail.status == "completed":
             last = self._done[request.key] = FinishedRequest.of(detail)
-            self._chooser.add(last, self.faults)
+            self._chooser.add(last)
             self._num_new += 1
             self._spent_s += time.perf_counter() - began_s
         else:
@@ -384,7 +376,8 @@ class Measurement:
 
     def _end_live_run(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
         """Show how a streamed run ended."""
-        error, reason = self.faults.get(name), (detail and detail.finish_reason) or ""
+        error = self._chooser.faults.get(name)
+        reason = (detail and detail.finish_reason) or ""
         live.activity = "failed" if error else REASON_WORDS.get(reason, "done")
         stopped = detail is None or detail.status != "completed"
         live.end("failed" if error else "cancelled" if stopped else "completed", error=error)

@@ -1,4 +1,4 @@
-"""A worker of a cluster: a process that keeps a target loaded and runs the tasks it is sent."""
+"""A worker of a cluster: a process that keeps a target loaded and measures plans on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -15,8 +15,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from engine.drafters.base import BuildContext
 from engine.model.sources import TargetSpec
+from playground.experiments.job import Progress
+from playground.experiments.measurement import Measurement, Summary
+from playground.experiments.plan import ExperimentPlan
 from playground.host.environment import environment
 from playground.host.models import Models
 from storage import RunLog
@@ -47,20 +49,6 @@ class About:
         return str(self.environment.get("device_name", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class TaskContext:
-    """What a task may use: its worker's target and log, and a channel back to the driver."""
-
-    name: str
-    build_context: BuildContext
-    log: RunLog
-    send: Callable[[Any], None]
-    cancelled: Callable[[], bool]
-
-
-Task = Callable[[TaskContext], Any]
-
-
 @functools.cache
 def program() -> str:
     """This program's version, with a digest of its sources: workers must have the same."""
@@ -73,11 +61,11 @@ def program() -> str:
 
 
 class Worker:
-    """The actor. `prepare` and `run_task` share a thread of their own."""
+    """The actor. `prepare` and `measure` share a thread of their own."""
 
     def __init__(self) -> None:
         self._name = f"{socket.gethostname()}/{os.getpid()}"
-        self._messages: SimpleQueue[Any] = SimpleQueue()
+        self._progress: SimpleQueue[Progress] = SimpleQueue()
         self._stop = threading.Event()
 
     def about(self) -> About:
@@ -98,21 +86,29 @@ class Worker:
         target = self._models.target(config.target, config.dtype, lambda words, share: None)
         return environment(target)
 
-    def run_task(self, task: Task) -> Any:
+    def measure(self, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+        """Measure whatever the log lacks of a plan."""
         self._stop.clear()
-        context, send = self._models.build_context(), self._messages.put
+        measurement = Measurement(
+            plan=plan,
+            log=self._log,
+            benchmark_id=benchmark_id,
+            on_progress=self._progress.put,
+            cancelled=self._stop.is_set,
+            worker=self._name,
+        )
         try:
-            return task(TaskContext(self._name, context, self._log, send, self._stop.is_set))
+            return measurement.run(self._models.build_context())
         finally:
             self._models.release()
 
-    def take_messages(self) -> list[Any]:
-        """The messages that the task has sent since the last call."""
-        messages: list[Any] = []
+    def take_progress(self) -> list[Progress]:
+        """The progress of the measurement since the last call."""
+        taken: list[Progress] = []
         with suppress(Empty):
             while True:
-                messages.append(self._messages.get_nowait())
-        return messages
+                taken.append(self._progress.get_nowait())
+        return taken
 
     def stop(self) -> None:
         self._stop.set()

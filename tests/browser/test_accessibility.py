@@ -14,7 +14,7 @@ from tests.playground.asks import finished, start
 from tests.playground.bench.test_service import asked as benchmark_form
 from tests.playground.bench.test_service import begin
 from tests.playground.bench.test_service import finished as benchmarked
-from tests.playground.compare.running import begun, ended
+from tests.playground.compare.corrupted import begun, ended
 from tests.playground.serving import Served
 from tests.playground.sweeps.test_service import asked as sweep_form
 from tests.playground.sweeps.test_service import begin as start_sweep

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 import pytest
 
 from playground.experiments.cluster import connected
-from playground.experiments.finished import finished_requests, pair_requests
+from playground.experiments.finished import finished_requests
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage
 from playground.web.experiment import ExperimentPage, JobState, state_of
 from playground.web.sweep import SweepPage
 from storage import RunLog
-from tests.commands import invoke
 from tests.playground.bench import test_service as benchmarks
 from tests.playground.sweeps import test_service as sweeps
 from tests.playground.sweeps.conftest import ngram_catalog
@@ -28,36 +25,6 @@ from tests.playground.sweeps.conftest import ngram_catalog
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
 WAIT_S = 400.0
-
-
-def bench(tiny_folder: Path, db: Path, *more: object) -> Any:
-    """The report of a benchmark as JSON."""
-    asked: tuple[object, ...]
-    asked = ("bench", "--target", tiny_folder, "--dtype", "float32", "--db", db, "--json")
-    asked += ("--suite", "starter", "--methods", "ngram", "--max-new-tokens", 8, "--ignore-eos")
-    return json.loads(invoke(*asked, *more).stdout)
-
-
-def test_a_benchmark_on_ray_measures_what_one_process_measures(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    answers = []
-    for name, more in (
-        ("one", ()),
-        ("ray", ("--ray", "local", "--workers", 2, "--worker-cpus", 1)),
-    ):
-        db = tmp_path / f"{name}.db"
-        report = bench(tiny_folder, db, *more)
-        with RunLog.open(str(db)) as log:
-            (benchmark,) = log.benchmarks.list()
-            found = finished_requests(log, benchmark.id)
-        answers.append({request.key: request.output_ids for request in found})
-        assert benchmark.status == "completed" and report["report"]["num_done"] == len(found)
-    assert answers[0] == answers[1] and answers[0]
-    own = [request for request in found if request.configuration == "ngram"]
-    plain = [request for request in found if request.configuration != "ngram"]
-    assert len(pair_requests(own, plain)) == len(own)  # each was timed against the same worker
-    assert len({request.worker for request in found} - {""}) == 2
 
 
 def followed(page: ExperimentPage, key: str) -> tuple[JobState, str]:

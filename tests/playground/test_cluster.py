@@ -20,17 +20,27 @@ from engine.errors import ConfigError, OutOfMemoryError, PlaygroundError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
 from playground.experiments.cluster import PoolConfig, Workers, connected, workers
-from playground.experiments.worker import TaskContext, WorkerConfig
+from playground.experiments.job import Progress
+from playground.experiments.measurement import Summary
+from playground.experiments.worker import Worker, WorkerConfig
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
 TWO = PoolConfig("local", workers=2, cpus=1)
 
 
+class Doing(Worker):
+    """Does what it is told instead of measuring."""
+
+    def measure(self, plan: Any, benchmark_id: str) -> Any:
+        return plan(self)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
     """One Ray for all tests here."""
-    with connected("local", cpus=3):
+    with connected("local", cpus=3), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "Worker", Doing)
         yield
 
 
@@ -47,60 +57,54 @@ def two(local_ray: None, worker_config: WorkerConfig) -> Iterator[Workers]:
         yield running
 
 
-def where(context: TaskContext, number: int) -> tuple[str, int, str]:
-    context.send(number)
-    return context.name, torch.get_num_threads(), context.build_context.target.name
+def told(workers: Workers, *tasks: Any, on_progress: Any = lambda *progress: None) -> Any:
+    """What came of tasks that are done at once."""
+    plans = {str(n): task for n, task in enumerate(tasks)}
+    return workers.measure_all(plans, "", on_progress=on_progress)
+
+
+def where(worker: Doing, number: int) -> Summary:
+    worker._progress.put(Progress(number, 4, worker.about().name, None))
+    notes = worker._models.build_context().target.name, str(torch.get_num_threads())
+    return Summary(False, 1, 0, (), notes={str(number): notes})
 
 
 def test_every_worker_keeps_a_target_and_its_own_cores(two: Workers) -> None:
-    told: list[tuple[str, Any]] = []
-    tasks = {str(n): partial(where, number=n) for n in range(4)}
-    found = two.run_all(tasks, on_message=lambda *message: told.append(message))
+    progress: list[tuple[str, Progress]] = []
+    tasks = [partial(where, number=n) for n in range(4)]
+    summary = told(two, *tasks, on_progress=lambda *one: progress.append(one))
+    assert summary.num_new == 4
+    assert summary.notes == {str(n): ("tiny", "1") for n in range(4)}
     names = {name for name, *_ in two.rows()}
-    assert len(names) == 2 and {name for name, *_ in found.values()} <= names
-    assert {rest for _, *rest in found.values() for rest in [tuple(rest)]} == {(1, "tiny")}
-    assert sorted(told) == [(str(n), n) for n in range(4)]
+    assert len(names) == 2 and {one.message for _, one in progress} <= names
+    assert sorted((title, one.num_done) for title, one in progress) == [
+        (str(n), n) for n in range(4)
+    ]
 
 
-def dies_once(context: TaskContext, mark: Path) -> str:
-    if not mark.exists():
-        mark.write_text(context.name)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return context.name
-
-
-def test_a_task_whose_worker_dies_is_done_by_another(
-    two: Workers, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = {name for name, *_ in two.rows()}
-    mark = tmp_path / "mark"
-    done = two.run_all({"a": partial(dies_once, mark=mark)}, on_message=lambda *message: None)
-    after = {name for name, *_ in two.rows()}
-    assert len(two.rows()) == 2 and mark.read_text() in before - after and done["a"] in after
-    assert any(f"Worker {mark.read_text()} is gone: " in one for one in caplog.messages)
-
-
-def dies(context: TaskContext) -> None:
+def dies(worker: Doing) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_task_that_kills_every_worker_is_given_up(
-    two: Workers, monkeypatch: pytest.MonkeyPatch
+def test_a_plan_that_kills_every_worker_is_given_up(
+    two: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = {name for name, *_ in two.rows()}
     monkeypatch.setattr(cluster, "MAX_LOST", 2)
     with pytest.raises(cluster.WorkerLostError, match="is gone"):
-        two.run_all({"a": dies}, on_message=lambda *message: None)
-    assert len(two.rows()) == 2
+        told(two, dies)
+    assert len(two.rows()) == 2 and before - {name for name, *_ in two.rows()}
+    assert len([message for message in caplog.messages if " is gone: " in message]) == 2
 
 
-def out_of_memory(context: TaskContext) -> None:
+def out_of_memory(worker: Doing) -> None:
     raise OutOfMemoryError("tiny needs 900 GiB.")
 
 
-def test_what_a_task_raises_is_raised_here(two: Workers) -> None:
+def test_what_measuring_raises_is_raised_here(two: Workers) -> None:
     with pytest.raises(OutOfMemoryError, match=r"^tiny needs 900 GiB\.$"):
-        two.run(out_of_memory)
-    assert two.run(partial(where, number=1))[2] == "tiny"
+        told(two, out_of_memory)
+    assert told(two, partial(where, number=1)).num_new == 1
 
 
 def test_a_worker_whose_node_lacks_the_program_is_refused(
@@ -149,4 +153,4 @@ def test_an_experiment_without_workers_ends_and_blames_no_task(
         monkeypatch.setattr(Workers, "_start", lambda self: None)
         for _ in range(2):
             with pytest.raises(PlaygroundError, match="No worker is left"):
-                alone.run(dies)
+                told(alone, dies)

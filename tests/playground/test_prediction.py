@@ -8,18 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from engine.drafters import parse_method
-from engine.tuning.experience import ExperienceStore
 from playground.cli.main import app
-from playground.host.result import NOT_KNOWN, as_set_sentence, drafting_sentence
+from playground.host.result import NOT_KNOWN, drafting_sentence
 from tests.playground.tiny import save_tiny_llama
-
-
-def test_no_prediction_is_made_of_what_is_not_known(tmp_path: Path) -> None:
-    store, method = ExperienceStore(tmp_path), {"decoding_type": "NGram"}
-    assert as_set_sentence(store, "target", parse_method(method)) == ""
-    as_set = parse_method({**method, "drafting": "as set"})
-    assert as_set_sentence(store, "target", as_set) == NOT_KNOWN
 
 
 def test_a_run_says_how_much_it_drafted() -> None:

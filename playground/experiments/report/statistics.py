@@ -7,17 +7,18 @@ short one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, stdev
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeVar
 
 from engine import formats, metrics
 from engine.metrics import TimeSplit, mat, percentile, speedup, tok_s
 from playground.experiments.finished import PARTS, FinishedRequest, Pair
 from playground.host import baseline
 
+Unit = TypeVar("Unit")
 PERCENTILES = (99, 90, 75, 95, 50, 25)
 MAX_INTERVAL_RATIO = 10.0
 """Upper over lower bound of an interval; wider ones say nothing and are not given."""
@@ -202,17 +203,15 @@ def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     own, plain = totals_of(both)
     ratio = speedup(own.tok_s, plain.tok_s)
     assert ratio is not None
-    prompts = group_pairs(both, lambda own: (own.suite, own.prompt))
-    repeats = group_pairs(both, lambda own: own.repeat)
-    units = [Counts.of(unit) for unit in (prompts if len(prompts) > 1 else repeats)]
+    prompts, repeats = by_prompt(both), group_pairs(both, lambda own: own.repeat)
+    units = [Counts.of(unit) for unit in (prompts if len(prompts) > 1 else repeats).values()]
     low, high, cause = _interval(ratio, units, num_comparisons)
     return Speedup(ratio, low, high, len(prompts), len(repeats), len(both), cause)
 
 
 def speedups_by_prompt(pairs: Sequence[Pair]) -> dict[tuple[str, str], float]:
     """The speedup of every prompt (suite, prompt) that has one, in the order of the prompts."""
-    prompts = group_pairs(pairs, lambda own: (own.suite, own.prompt))
-    speedups = {(unit[0][0].suite, unit[0][0].prompt): speedup_of(unit) for unit in prompts}
+    speedups = {prompt: speedup_of(unit) for prompt, unit in by_prompt(pairs).items()}
     return {prompt: one.ratio for prompt, one in speedups.items() if one and one.ratio is not None}
 
 
@@ -236,8 +235,8 @@ class Counts(NamedTuple):
 
 def prompt_counts(pairs: Sequence[Pair]) -> dict[str, Counts]:
     """Counts by prompt, as `differ` compares them."""
-    prompts = group_pairs(_decoded(pairs), lambda own: (own.suite, own.prompt))
-    return {"/".join((u[0][0].suite, u[0][0].prompt)): Counts.of(u) for u in prompts}
+    prompts = by_prompt(_decoded(pairs))
+    return {"/".join(prompt): Counts.of(unit) for prompt, unit in prompts.items()}
 
 
 def differ(
@@ -302,9 +301,7 @@ def normalize_clocks(pairs: Sequence[Pair]) -> list[Pair]:
     machines = group_pairs(pairs, lambda own: own.machine)
     if len(machines) < 2:
         return list(pairs)
-    scale = {
-        group[0][0].machine: Totals.of([p for _, p in group]).tok_s or 1.0 for group in machines
-    }
+    scale = {machine: totals_of(own)[1].tok_s or 1.0 for machine, own in machines.items()}
 
     def scaled(request: FinishedRequest) -> FinishedRequest:
         unit = scale[request.machine]
@@ -313,14 +310,19 @@ def normalize_clocks(pairs: Sequence[Pair]) -> list[Pair]:
     return [(scaled(own), scaled(plain)) for own, plain in pairs]
 
 
+def by_prompt(pairs: Sequence[Pair]) -> dict[tuple[str, str], list[Pair]]:
+    """Pairs by suite and prompt."""
+    return group_pairs(pairs, lambda own: (own.suite, own.prompt))
+
+
 def group_pairs(
-    pairs: Sequence[Pair], unit: Callable[[FinishedRequest], Hashable]
-) -> list[list[Pair]]:
-    """Pairs grouped by a key of the configuration's request, in order of first appearance."""
-    units: dict[Hashable, list[Pair]] = {}
+    pairs: Sequence[Pair], unit: Callable[[FinishedRequest], Unit]
+) -> dict[Unit, list[Pair]]:
+    """Pairs by a key of the configuration's request, in order of first appearance."""
+    units: dict[Unit, list[Pair]] = {}
     for pair in pairs:
         units.setdefault(unit(pair[0]), []).append(pair)
-    return list(units.values())
+    return units
 
 
 @lru_cache

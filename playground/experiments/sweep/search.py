@@ -18,11 +18,11 @@ import optuna
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError
 from playground.experiments.cluster import WorkerLostError, Workers
-from playground.experiments.experiment import Experiment, measure_shard
-from playground.experiments.finished import Pair, finished_requests, pair_requests
+from playground.experiments.experiment import Experiment
+from playground.experiments.finished import Pair, finished_requests, plain_pairs
 from playground.experiments.job import MeasurementFailedError, Progress, submit
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import METHOD, ExperimentPlan, SweepPlan
+from playground.experiments.plan import METHOD, SweepPlan
 from playground.experiments.space import point_text
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import (
@@ -34,7 +34,6 @@ from playground.experiments.sweep.trials import (
     figures_of,
     trial_benchmark_id,
 )
-from playground.experiments.worker import TaskContext
 from playground.host.runner import ClosingError, EngineHost
 from storage import RunQuery
 
@@ -74,18 +73,17 @@ class Sweep(Experiment):
     # ---- where its trials are measured
 
     def measure(self, context: BuildContext) -> Summary:
-        return self.search(partial(self._measure_trial, context))
+        return self.search(lambda trial: trial.measure(context))
 
     def measure_on(self, workers: Workers) -> Summary:
         def measure(trial: RunningTrial) -> Summary:
-            task = partial(measure_shard, plan=trial.plan, benchmark_id=trial.id)
-            summary: Summary = workers.run(
-                task,
-                on_message=trial.update,
-                cancelled=trial.is_over,
+            return workers.measure(
+                trial.plan,
+                trial.id,
                 title=f"trial {trial.number}",
+                on_progress=trial.update,
+                cancelled=trial.cancelled,
             )
-            return summary
 
         return self.search(measure, parallel=len(workers.rows()))
 
@@ -96,23 +94,13 @@ class Sweep(Experiment):
         def measure(trial: RunningTrial) -> Summary:
             trial.report_progress(f"loading {target}")
             try:
-                return submit(
-                    host,
-                    self,
-                    self.plan.target,
-                    self.plan.dtype,
-                    lambda context: self._measure_trial(context, trial),
-                    wait_for_room=True,
-                )()
+                on = self.plan.target, self.plan.dtype
+                return submit(host, self, *on, trial.measure, wait_for_room=True)()
             except (CancelledError, ClosingError):
                 self.cancel()
                 return CANCELLED
 
         return partial(self.search, measure)
-
-    def _measure_trial(self, context: BuildContext, trial: RunningTrial) -> Summary:
-        task = TaskContext("", context, self.log, trial.update, trial.is_over)
-        return measure_shard(task, trial.plan, trial.id)
 
     # ---- trial after trial
 
@@ -168,12 +156,13 @@ class Sweep(Experiment):
         self, trial: Trial, optuna_trial: optuna.Trial, measure: Callable[[RunningTrial], Summary]
     ) -> None:
         """Measure one point and store the outcome, unless the sweep was stopped."""
-        began_s, running = time.monotonic(), RunningTrial(self, trial, optuna_trial)
+        began_s = time.monotonic()
+        running: RunningTrial | None = None
         outcome: Outcome = "measured"
         figures: Figures | None = None
         reason = ""
         try:
-            running.plan = self.plan.trial(self.plan.space.config(running.point))
+            running = RunningTrial(self, trial, optuna_trial)
             summary = measure(running)
             if self.cancelled():
                 return
@@ -185,7 +174,7 @@ class Sweep(Experiment):
             outcome, reason = "refused", str(error)
         except (MeasurementFailedError, OutOfMemoryError, WorkerLostError) as error:
             outcome, reason = "failed", str(error)
-        worker = running.requests[-1].worker if running.requests else ""
+        worker = running.requests[-1].worker if running and running.requests else ""
         seconds = time.monotonic() - began_s
         ended = Trial(trial.number, trial.point, outcome, figures, reason, seconds, worker)
         with self._trials_lock:
@@ -203,36 +192,26 @@ class Sweep(Experiment):
             return self.trials.figures(pairs)
 
 
-class RunningTrial:
-    """A trial while its point is measured; may be pruned after each prompt.
-
-    Attributes:
-        id: benchmark id of its runs.
-        requests: finished requests, including those of an earlier process.
-    """
-
-    plan: ExperimentPlan
+class RunningTrial(Experiment):
+    """A trial while its point is measured; may be pruned after each prompt."""
 
     def __init__(self, sweep: Sweep, trial: Trial, optuna_trial: optuna.Trial) -> None:
-        self._sweep, self._optuna_trial = sweep, optuna_trial
+        """Raises ConfigError: the method cannot have the settings of this point."""
         self.number, self.point = trial.number, trial.point
-        self.id, log = trial_benchmark_id(sweep.id, self.point), sweep.log
-        self.requests = log.wait_for(lambda: finished_requests(log, self.id))
+        super().__init__(sweep.log, sweep.plan.trial(sweep.plan.space.config(self.point)))
+        self.id = trial_benchmark_id(sweep.id, self.point)
+        self._sweep, self._optuna_trial = sweep, optuna_trial
+        self.requests = self.log.wait_for(lambda: finished_requests(self.log, self.id))
         self.num_pairs, self.pruned = len(self.pairs), False
 
     @property
     def pairs(self) -> list[Pair]:
         """Its finished requests paired with plain decoding's."""
-        own = [request for request in self.requests if request.configuration == METHOD]
-        return pair_requests(own, [r for r in self.requests if r.configuration != METHOD])
+        return plain_pairs(self.requests, METHOD, self.plan)
 
     def update(self, progress: Progress) -> None:
-        """Take over the progress of the measurement."""
+        super().update(progress)
         self.report_progress(progress.message)
-        if progress.last is None:
-            return
-        latest = {request.key: request for request in (*self.requests, progress.last)}
-        self.requests = list(latest.values())
         if len(pairs := self.pairs) > self.num_pairs:
             self.num_pairs = len(pairs)
             self._decide_pruning(pairs)
@@ -257,6 +236,5 @@ class RunningTrial:
         share = self.num_pairs / planned
         self._sweep.report_progress(f"trial {self.number}: {point} · {answered} · {message}", share)
 
-    def is_over(self) -> bool:
-        """Whether its measurement must stop."""
+    def cancelled(self) -> bool:
         return self.pruned or self._sweep.cancelled()

@@ -1,26 +1,16 @@
-"""A tiny target ready for benchmarks, and plans for it."""
+"""A tiny target ready for benchmarks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine.config import Limits
-from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext
-from engine.drafters.method import MethodConfig
 from engine.model.sources import TargetSpec
-from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from playground.host.models import Models
-from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
-
-TYPES: dict[str, type[MethodConfig]] = {
-    "Autoregressive": AutoregressiveConfig,
-    "Scripted": ScriptedConfig,
-}
+from tests.playground.tiny import ScriptedDrafter
 
 
 @pytest.fixture(scope="package")
@@ -37,27 +27,3 @@ def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers have eight tokens here, so the scripted drafter need not know more."""
     monkeypatch.setattr(ScriptedDrafter, "KNOWN", 10)
-
-
-def item(name: str, *turns: str, group: str = "chat") -> Item:
-    return Item("s", name, group, group, turns or (f"Prompt {name}.",))
-
-
-def scripted(name: str = "scripted", **settings: Any) -> Configuration:
-    return Configuration(name, "Scripted", ScriptedConfig(**settings))
-
-
-def tiny_plan(
-    *configurations: Configuration, items: tuple[Item, ...] = (), repeats: int = 1
-) -> ExperimentPlan:
-    """Two prompts, one of two turns, of eight tokens each."""
-    return ExperimentPlan.parse(
-        {
-            "target": TargetSpec(name="tiny", path="."),
-            "dtype": "float32",
-            "configurations": configurations or (scripted(),),
-            "items": items or (item("a"), item("b", "One?", "Two?", group="maths")),
-            "repeats": repeats,
-            "limits": Limits(max_new_tokens=8, ignore_eos=True),
-        }
-    )

@@ -1,16 +1,17 @@
-"""Finished requests made by hand, for reports over known numbers."""
+"""Plans, and finished requests made by hand, for reports over known numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from engine.config import Sampling
+from engine.config import Limits, Sampling
 from engine.drafters import parse_method
 from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from storage import RunLog, RunQuery, RunSummary
+from tests.playground.tiny import ScriptedConfig
 
 
 def runs_of(log: RunLog, benchmark_id: str) -> Sequence[RunSummary]:
@@ -50,19 +51,37 @@ def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
     return FinishedRequest(**{**values, **changes})
 
 
-def plan_of(*names: str, temperature: float = 0.0) -> ExperimentPlan:
-    """A plan whose first configuration is plain decoding."""
-    plain, *others = names
-    methods = {plain: "Autoregressive", **dict.fromkeys(others, "NGram")}
-    return ExperimentPlan.parse(
-        {
-            "target": TargetSpec(name="tiny", path="."),
-            "dtype": "float32",
-            "configurations": [
-                Configuration(name, name, parse_method({"decoding_type": method}))
-                for name, method in methods.items()
-            ],
-            "items": [Item("s", str(n), "writing", "chat", ("x",)) for n in range(1, 9)],
-            "sampling": Sampling(temperature=temperature),
-        }
+def plan_of(*names: str, temperature: float = 0.0, **changes: Any) -> ExperimentPlan:
+    """A plan whose first configuration is plain decoding, with parts of it changed."""
+    methods = {name: "NGram" for name in names} | dict.fromkeys(names[:1], "Autoregressive")
+    made: dict[str, Any] = {
+        "target": TargetSpec(name="tiny", path="."),
+        "dtype": "float32",
+        "configurations": [
+            Configuration(name, name, parse_method({"decoding_type": method}))
+            for name, method in methods.items()
+        ],
+        "items": [Item("s", str(n), "writing", "chat", ("x",)) for n in range(1, 9)],
+        "sampling": Sampling(temperature=temperature),
+    }
+    return ExperimentPlan.parse({**made, **changes})
+
+
+def item(name: str, *turns: str, group: str = "chat") -> Item:
+    return Item("s", name, group, group, turns or (f"Prompt {name}.",))
+
+
+def scripted(name: str = "scripted", **settings: Any) -> Configuration:
+    return Configuration(name, "Scripted", ScriptedConfig(**settings))
+
+
+def tiny_plan(
+    *configurations: Configuration, items: tuple[Item, ...] = (), repeats: int = 1
+) -> ExperimentPlan:
+    """Two prompts, one of two turns, of eight tokens each."""
+    return plan_of(
+        configurations=configurations or (scripted(),),
+        items=items or (item("a"), item("b", "One?", "Two?", group="maths")),
+        repeats=repeats,
+        limits=Limits(max_new_tokens=8, ignore_eos=True),
     )

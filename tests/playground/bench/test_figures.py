@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,8 @@ from playground.experiments.report.statistics import (
     NO_INTERVAL,
     Statistic,
     latency_table,
-    position_rates,
     request_speedup_of,
     speedup_of,
-    speedups_by_prompt,
     student_t,
 )
 from playground.experiments.report.verdict import CAUSES, trust_in
@@ -50,19 +47,10 @@ def test_latency_table_equals_hand_computed_values() -> None:
     )
     assert table is not None
     row = table.rows["request_latency_ms"]
-    near: Any = pytest.approx
-    assert row == Statistic(
-        avg=near(1200),
-        min=near(500),
-        max=near(2000),
-        p99=near(1100 + 0.98 * 900),
-        p90=near(1100 + 0.8 * 900),
-        p75=near(1100 + 0.5 * 900),
-        p95=near(1100 + 0.9 * 900),
-        p50=near(1100),
-        p25=near(500 + 0.5 * 600),
-        std=near(float(np.std([500, 1100, 2000], ddof=1))),
-    )
+    std = float(np.std([500, 1100, 2000], ddof=1))
+    shares = {f"p{q}": 1100 + (q - 50) / 50 * 900 for q in (50, 75, 90, 95, 99)}
+    expected = {"avg": 1200, "min": 500, "max": 2000, "p25": 800, "std": std, **shares}
+    assert row is not None and asdict(row) == pytest.approx(expected)
     inter = table.rows["inter_token_latency_ms"]
     assert inter is not None, "the answer of one token has none, the others have"
     assert (inter.avg, inter.min, inter.max) == pytest.approx((100, 100, 100))
@@ -75,7 +63,6 @@ def test_latency_table_equals_hand_computed_values() -> None:
     ]
     assert table.output_token_throughput == pytest.approx(17 / 3.6)
     assert table.request_throughput == pytest.approx(3 / 3.6)
-    assert table.concurrency == 1
     single = Statistic.of([1.0])
     assert single is not None and single.std is None
 
@@ -83,10 +70,8 @@ def test_latency_table_equals_hand_computed_values() -> None:
 def test_the_speedup_is_of_pooled_tokens_and_times() -> None:
     """Plain: 4 tokens in 0.4 s and 10 in 2 s. Drafting: 4 in 0.3 s and 10 in 2 s."""
     plain = [measured(), measured(prompt="2", num_new_tokens=11, decode_s=2.0)]
-    ours = [
-        measured("x", decode_s=0.3),
-        measured("x", prompt="2", num_new_tokens=11, decode_s=2.0),
-    ]
+    ours = [measured("x", decode_s=0.3)]
+    ours += [measured("x", prompt="2", num_new_tokens=11, decode_s=2.0)]
     fast = speedup_of(list(zip(ours, plain, strict=True)))
     assert fast is not None
     assert fast.ratio == pytest.approx((14 / 2.3) / (14 / 2.4))
@@ -183,18 +168,6 @@ def test_quantiles_are_students() -> None:
             assert student_t(freedom, comparisons) == pytest.approx(quantile, rel=1e-6)
 
 
-def test_mat_and_rates_are_pooled_over_steps_with_their_counts_shown() -> None:
-    requests = [
-        measured("x", num_steps=4, num_accepted=6, at_least=(3, 2, 1)),
-        measured("x", prompt="2", num_steps=6, num_accepted=1, at_least=(1,)),
-    ]
-    report = make_report(plan_of("plain", "x"), [measured(), measured(prompt="2"), *requests])
-    cell = report.section("x").overall
-    assert cell.mat == pytest.approx(1 + 7 / 10)
-    assert (cell.num_steps, cell.num_new_tokens, cell.num_requests) == (10, 10, 2)
-    assert position_rates(requests) == pytest.approx((0.4, 0.2, 0.1))
-
-
 def test_groups_are_told_apart_and_ordered() -> None:
     requests = [
         measured(group="maths", prompt="m"),
@@ -215,29 +188,19 @@ def test_groups_are_told_apart_and_ordered() -> None:
 
 
 def test_verdict_names_the_first_difference_and_is_silent_under_sampling() -> None:
-    requests = [
-        measured(),
-        measured("good"),
-        measured("bad", output_ids=(1, 2, 9, 4, 5)),
-    ]
+    requests = [measured(), measured("good"), measured("bad", output_ids=(1, 2, 9, 4, 5))]
     report = make_report(plan_of("plain", "good", "bad"), requests)
-    good, bad = report.section("good").verdict, report.section("bad").verdict
-    assert good is not None and good.identical
+    plain, good, bad = (section.verdict for section in report.configurations)
+    assert plain is None and good is not None and good.identical
     assert bad is not None and not bad.identical and bad.divergences[0].at == 2
-    assert report.section("plain").verdict is None
     drawn = make_report(plan_of("plain", "good", temperature=0.7), requests)
     assert drawn.section("good").verdict is None
 
 
-@pytest.mark.parametrize(
-    ("looked", "cause"),
-    [
-        ((), "unknown"),
-        ((True,), "near ties"),
-        ((True, False), "fault"),
-        ((True, True), "near ties"),
-    ],
-)
+LOOKED = {(): "unknown", (True,): "near ties", (True, False): "fault", (True, True): "near ties"}
+
+
+@pytest.mark.parametrize(("looked", "cause"), LOOKED.items())
 def test_the_cause_of_differences_follows_from_their_audits(
     looked: tuple[bool, ...], cause: str
 ) -> None:
@@ -246,7 +209,9 @@ def test_the_cause_of_differences_follows_from_their_audits(
     requests += [measured(prompt="2"), measured("bad", prompt="2", run_id="2", output_ids=other)]
     pairs = list(zip(requests[1::2], requests[::2], strict=True))
     audits = {
-        (own.run_id, plain.run_id): Audit("c", "x", view(near_tie=near_tie))
+        (own.run_id, plain.run_id): Audit(
+            "c", "x", LogitGap("bfloat16", "c", "x", 0.125, 16.0, 15.875, 2, 0.125, near_tie)
+        )
         for (own, plain), near_tie in zip(pairs, looked, strict=False)
     }
     report = make_report(plan_of("plain", "bad"), requests, audits)
@@ -259,21 +224,6 @@ def test_the_cause_of_differences_follows_from_their_audits(
     gaps = [one.gap for one in verdict.divergences]
     assert [bool(gap) for gap in gaps] == [n < len(looked) for n in range(2)]
     assert not looked or "top-2 logit gap 0.125" in gaps[0][0]
-
-
-def view(*, near_tie: bool) -> LogitGap:
-    return LogitGap("bfloat16", "c", "x", 0.125, 16.0, 15.875, 2, 0.125, near_tie)
-
-
-def test_a_text_of_the_csv_is_no_formula() -> None:
-    from playground.experiments.report.export import _csv
-
-    text = _csv(["name", "value"], [["=1+1", -1.5], ["a,b", None]])
-    assert list(csv.reader(io.StringIO(text))) == [
-        ["name", "value"],
-        ["'=1+1", "-1.5"],
-        ["a,b", ""],
-    ]
 
 
 def by_two_workers(slow: float) -> list[Pair]:
@@ -300,11 +250,3 @@ def test_a_slow_worker_moves_no_ratio() -> None:
     requests = request_speedup_of(by_two_workers(1.0))
     assert request_speedup_of(pairs) == pytest.approx(requests) and requests is not None
     assert 1 < requests < (even.ratio or 0), "a prefill is as long on both sides"
-
-
-def test_equal_ids_of_two_suites_are_two_prompts() -> None:
-    pairs = [
-        (measured("x", suite=suite, decode_s=seconds), measured(suite=suite))
-        for suite, seconds in (("s", 0.2), ("t", 0.1))
-    ]
-    assert speedups_by_prompt(pairs) == pytest.approx({("s", "1"): 2.0, ("t", "1"): 4.0})

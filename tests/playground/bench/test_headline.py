@@ -6,7 +6,7 @@ import pytest
 
 from playground.experiments.report.report import Report, make_report
 from playground.experiments.report.statistics import Speedup
-from playground.experiments.report.verdict import TRUST, Contender, headline, trust_in
+from playground.experiments.report.verdict import TRUST, Contender, headline
 from tests.playground.bench.requests import measured, plan_of
 
 
@@ -82,12 +82,6 @@ CASES: dict[str, tuple[list[Contender], str | None, str]] = {
         "Plain decoding is the fastest here. Next, b reaches 0.80×",
     ),
     "a fault": ([one("a", 3.0, 2.9, 3.1, trust=TRUST["fault"])], "a", "Do not use it"),
-    "near-ties": ([one("a", 3.0, 2.9, 3.1, trust=TRUST["near ties"])], "a", "near-ties"),
-    "a lossy one": (
-        [one("a", 3.0, 2.9, 3.1, trust=trust_in(None, lossless=False))],
-        "a",
-        "It is lossy",
-    ),
     "nothing": ([], None, ""),
     "nothing measured": ([Contender("a", None, "")], None, ""),
 }

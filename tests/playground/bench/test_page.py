@@ -22,7 +22,7 @@ from playground.experiments.report.page import MAX_ANSWERS, command, page_html, 
 from playground.experiments.report.report import Results, make_report
 from playground.web.report import cards_html
 from storage import RunLog
-from tests.playground.bench.requests import measured
+from tests.playground.bench.requests import measured, plan_of
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"
 
@@ -39,20 +39,14 @@ def plan(*, items: Sequence[Item] = (), gone: str = "") -> ExperimentPlan:
         Item("s", "1", "chat", "chat", ("Hello.",)),
         Item("s", "2", HOSTILE[:60], HOSTILE[:60], (HOSTILE, "And?"), raw=True),
     )
-    return ExperimentPlan.parse(
-        {
-            "configurations": [
-                Configuration.stored(
-                    {"name": name, "title": name, "lossless": True, "config": config}, methods()
-                )
-                for name, config in named.items()
-            ],
-            "limits": Limits(max_new_tokens=64, ignore_eos=True),
-            "target": TargetSpec(name="my target", hub="a/b"),
-            "dtype": "auto",
-            "repeats": 2,
-            "items": items or both,
-        }
+    rows = [{"name": name, "lossless": True, "config": each} for name, each in named.items()]
+    return plan_of(
+        configurations=[Configuration.stored(row, methods()) for row in rows],
+        limits=Limits(max_new_tokens=64, ignore_eos=True),
+        target=TargetSpec(name="my target", hub="a/b"),
+        dtype="auto",
+        repeats=2,
+        items=items or both,
     )
 
 
@@ -103,25 +97,19 @@ def test_control_characters_of_names_and_answers_are_shown_not_obeyed() -> None:
 
 
 def page_of(stored: ExperimentPlan) -> str:
-    requests = requests_of(stored)
     environment = {"device_name": HOSTILE, "cpu": "a processor", "versions": {"torch": "2.13"}}
-    return drawn(HOSTILE, stored, requests, environment)
+    return drawn(HOSTILE, stored, requests_of(stored), environment)
 
 
-def test_what_models_and_people_wrote_stays_text() -> None:
-    page = page_of(plan())
+def test_the_page_has_the_reports_figures_and_what_models_and_people_wrote_as_text() -> None:
+    stored = plan()
+    report, page = make_report(stored, requests_of(stored)), page_of(stored)
     tags = set(re.findall(r"<(\w+)", page))
     assert "table" in tags and not tags & {"script", "img", "link", "iframe", "object", "a"}
     unquoted = re.sub(r'"[^"]*"', "", page)
     assert not re.search(r"<[^>]*\s(on\w+|src|href)\s*=", unquoted)
     assert "&lt;script&gt;alert(1)" in page and "{{ 1234*5 }}" in page and "6170" not in page
     assert "default-src 'none'" in page
-
-
-def test_the_page_has_the_reports_figures() -> None:
-    stored = plan()
-    report = make_report(stored, requests_of(stored))
-    page = page_of(stored)
     for section in report.configurations[1:]:
         fast = section.overall.speedup
         assert fast is not None and fast.low is not None
@@ -150,12 +138,8 @@ def test_the_command_repeats_the_experiment() -> None:
     assert [(p.id, p.category, list(p.turns), p.raw) for p in suite.prompts] == [
         (item.id, item.category, list(item.turns), item.raw) for item in stored.items
     ]
-
-
-def test_a_method_of_another_version_costs_the_command_only() -> None:
-    stored = plan(gone="Gone")
-    assert command(stored) == ""
-    assert "Repeat it" not in page_of(stored) and "Figures" in page_of(stored)
+    page = page_of(plan(gone="Gone"))
+    assert "Repeat it" not in page and "Figures" in page, "a method of another version"
 
 
 def test_equal_ids_of_two_suites_have_their_own_answers() -> None:

@@ -9,41 +9,30 @@ from typing import Any, NamedTuple
 import pytest
 
 from engine.drafters.base import BuildContext
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import (
-    finished_requests,
-    pair_requests,
-)
+from playground.experiments.finished import PARTS, finished_requests, plain_pairs
 from playground.experiments.job import Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
 from playground.experiments.report.report import first_run, read_results
 from playground.experiments.report.verdict import audit_divergences, audits_of
-from storage import RunLog, StepRow
-from tests.playground.bench.conftest import item, scripted, tiny_plan
-from tests.playground.bench.requests import runs_of
+from storage import RunLog
+from tests.playground.bench.requests import item, runs_of, scripted, tiny_plan
 from tests.playground.compare.corrupted import CorruptedConfig
 from tests.playground.tiny import ScriptedDrafter
 
 
-def run(plan: ExperimentPlan, bench: BuildContext, log: RunLog, **options: Any) -> tuple[str, Any]:
-    benchmark_id = begin(log, plan)
-    return benchmark_id, go_on(plan, bench, log, benchmark_id, **options)
-
-
-def begin(log: RunLog, plan: ExperimentPlan) -> str:
-    experiment = Experiment(log, plan)
-    experiment.begin()
-    return experiment.id
-
-
-def go_on(
-    plan: ExperimentPlan, bench: BuildContext, log: RunLog, benchmark_id: str, **options: Any
-) -> Any:
-    measurement = Measurement(plan=plan, log=log, benchmark_id=benchmark_id, **options)
-    experiment = Experiment(log, plan, benchmark_id=benchmark_id)
-    return experiment.run(lambda: measurement.run(bench))
+def run(
+    plan: ExperimentPlan, bench: BuildContext, log: RunLog, benchmark_id: str = "", **options: Any
+) -> tuple[str, Any]:
+    """Measure a plan, or what is left of it; its id, and how it went."""
+    experiment = Experiment(log, plan, benchmark_id=benchmark_id or None)
+    if not benchmark_id:
+        experiment.begin()
+    measurement = Measurement(plan=plan, log=log, benchmark_id=experiment.id, **options)
+    return experiment.id, experiment.run(lambda: measurement.run(bench))
 
 
 class Done(NamedTuple):
@@ -87,8 +76,10 @@ def test_measured_figures_are_those_of_the_steps(done: Done) -> None:
         assert request.num_accepted == sum(len(step.accepted) for step in steps)
         assert request.latency_s == pytest.approx(steps[-1].at_s)
         assert request.decode_s == pytest.approx(steps[-1].at_s - request.ttft_s)
-        assert request.at_least == at_least(steps)
-        parts = [sum(getattr(step, name) for step in steps) for name in SPLIT]
+        lengths = [len(step.accepted) for step in steps]
+        deepest = range(1, max(lengths) + 1)
+        assert request.at_least == tuple(sum(n >= i for n in lengths) for i in deepest)
+        parts = [sum(getattr(step, name) for step in steps) for name in PARTS]
         assert request.split_s == pytest.approx(parts)
         if request.configuration == BASELINE_NAME:
             assert (request.num_steps, request.num_new_tokens, request.mat) == (7, 8, 1)
@@ -98,14 +89,6 @@ def test_measured_figures_are_those_of_the_steps(done: Done) -> None:
     assert scripted.verdict is not None and scripted.verdict.identical
     assert scripted.verdict.num_compared == 6
     assert own is not None and (own.low, own.ratio, own.high) == (1, 1, 1)
-
-
-SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
-
-
-def at_least(steps: tuple[StepRow, ...]) -> tuple[int, ...]:
-    deepest = max(len(step.accepted) for step in steps)
-    return tuple(sum(len(s.accepted) >= i for s in steps) for i in range(1, deepest + 1))
 
 
 def test_a_second_turn_follows_on_plain_decodings_answer(done: Done) -> None:
@@ -129,6 +112,7 @@ def test_progress_counts_up_to_all_and_tells_the_time_left(done: Done) -> None:
     assert num_done == sorted(num_done)
     assert told[-1].num_done == told[-1].num_planned == 12
     assert told[0].eta_s is None and told[-1].eta_s == 0
+    assert any(p.message == "warming up · scripted" for p in told)
     assert [p.last.configuration for p in told if p.last][:6] == [
         *(BASELINE_NAME, "scripted", "scripted", BASELINE_NAME, BASELINE_NAME, "scripted")
     ]
@@ -146,41 +130,24 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said(bench: BuildContext, lo
 
 def test_a_corrupted_method_is_found_out_and_audited_once(bench: BuildContext, log: RunLog) -> None:
     bad_config = Configuration("bad", "Corrupted", CorruptedConfig(wrong_at=1))
-    benchmark_id, _ = run(tiny_plan(scripted("good"), bad_config), bench, log)
-    report = read_results(log, benchmark_id).report
+    benchmark_id, _ = run(plan := tiny_plan(scripted("good"), bad_config), bench, log)
+    report, requests = read_results(log, benchmark_id).report, finished_requests(log, benchmark_id)
     good, bad = report.section("good").verdict, report.section("bad").verdict
     assert good is not None and good.identical and good.cause is None
     assert bad is not None and bad.num_identical == 0
     assert bad.cause == "fault" and all(one.gap for one in bad.divergences)
     assert len(audits_of(log, benchmark_id)) == len(bad.divergences)
-    finished = finished_requests(log, benchmark_id)
-    own, others = (
-        [r for r in finished if r.configuration == name] for name in ("bad", BASELINE_NAME)
-    )
-    told: list[int] = []
-    audit_divergences(
-        bench.target,
-        log,
-        pair_requests(own, others),
-        benchmark_id=benchmark_id,
-        most=8,
-        on_audit=lambda: told.append(1),
-    )
-    assert told == []
+    pairs, again = plain_pairs(requests, "bad", plan), lambda: pytest.fail("audited again")
+    audit_divergences(bench.target, log, pairs, benchmark_id=benchmark_id, most=8, on_audit=again)
 
 
 def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log: RunLog) -> None:
     """N-gram's public pool outlives a text: a second repeat must not copy from the first."""
-
-    from engine.drafters.lookup.ngram import NGramConfig
-
     ngram = Configuration("ngram", "N-gram", NGramConfig(max_draft_len=4))
     benchmark_id, _ = run(tiny_plan(ngram, repeats=3), bench, log)
-    steps: dict[tuple[str, int], set[int]] = {}
-    for request in finished_requests(log, benchmark_id):
-        if request.configuration == "ngram":
-            steps.setdefault((request.prompt, request.turn), set()).add(request.num_steps)
-    assert all(len(counts) == 1 for counts in steps.values())
+    own = [r for r in finished_requests(log, benchmark_id) if r.configuration == "ngram"]
+    assert len({(r.prompt, r.turn) for r in own}) == 3
+    assert len({(r.prompt, r.turn, r.num_steps) for r in own}) == 3
 
 
 def test_other_weights_are_refused_on_a_resume(bench: BuildContext) -> None:
@@ -202,15 +169,12 @@ def test_a_round_that_another_worker_began_is_measured_again(
     plan = tiny_plan(scripted(), items=(item("a"), item("b")))
     told: list[Progress] = []
     # the first worker answers one round and a half
+    cancelled = lambda: sum(one.last is not None for one in told) >= 3  # noqa: E731
     benchmark_id, _ = run(
-        plan, bench, log, worker="a", on_progress=told.append, cancelled=lambda: _new(told) >= 3
+        plan, bench, log, worker="a", on_progress=told.append, cancelled=cancelled
     )
-    go_on(plan, bench, log, benchmark_id, worker="b")
+    run(plan, bench, log, benchmark_id, worker="b")
     last = finished_requests(log, benchmark_id)
     assert [(r.prompt, r.worker) for r in last] == [("a", "a"), ("a", "a"), ("b", "b"), ("b", "b")]
     assert len(list(runs_of(log, benchmark_id))) == plan.num_requests + 1
-    assert go_on(plan, bench, log, benchmark_id, worker="c").num_new == 0
-
-
-def _new(told: list[Progress]) -> int:
-    return sum(progress.last is not None for progress in told)
+    assert run(plan, bench, log, benchmark_id, worker="c")[1].num_new == 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +13,17 @@ import sqlalchemy as sa
 
 from engine.errors import ConfigError
 from playground.experiments import cluster
+from playground.experiments.experiment import Experiment
 from playground.experiments.forms import BenchmarkForm
+from playground.experiments.job import Progress
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.report.export import json_text
 from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.web.experiment import ExperimentPage
 from storage import RunLog, StorageError
-from tests.playground.asks import busy, until
-from tests.playground.asks import start as generate
+from tests.playground.asks import WAIT_S, busy, until
 from tests.playground.bench.requests import runs_of
-from tests.storage.conftest import NUM_THREADS, errors_at_once
+from tests.storage.conftest import errors_at_once
 
 
 @pytest.fixture
@@ -32,20 +31,15 @@ def service(host: EngineHost) -> Experiments:
     return Experiments(host)
 
 
-def asked(*names: str, **changes: Any) -> dict[str, Any]:
+def asked(settings: Any = None, **changes: Any) -> dict[str, Any]:
     """A form over the two starter prompts."""
-    configurations = [
-        {"method": "scripted", "name": name, "settings": {}} for name in names or ("scripted",)
-    ]
     form = {
         "target": "tiny",
         "dtype": "float32",
         "suites": ["starter"],
-        "categories": [],
-        "configurations": configurations,
+        "configurations": [{"method": "scripted", "name": "scripted", "settings": settings or {}}],
         "extent": {"repeats": "1"},
         "limits": {"max_new_tokens": "8", "ignore_eos": True},
-        "sampling": {},
     }
     return {**form, **changes}
 
@@ -63,21 +57,6 @@ def finished(service: Experiments, benchmark_id: str) -> ExperimentState:
     """The benchmark, once this server is done with it."""
     until(lambda: service.look(benchmark_id).job is None)
     return service.look(benchmark_id)
-
-
-def test_a_benchmark_runs_and_its_report_is_read_once(service: Experiments) -> None:
-    benchmark_id = begin(service, asked())
-    shown = finished(service, benchmark_id)
-    assert (shown.row.status, shown.results.plan.num_requests) == ("completed", 4)
-    assert "error" not in shown.row.summary
-    report = shown.results.report
-    assert (report.num_done, report.groups) == (4, ("chat", "code"))
-    stored = json.loads(json_text(shown.results))
-    assert stored["environment"]["dtype"] == "float32" and stored["concurrency"] == 1
-    again = service.look(benchmark_id)
-    assert again.results is shown.results and again.version == shown.version
-    assert [one.id for one in service.newest()] == [benchmark_id]
-    assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
 
 
 def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
@@ -107,87 +86,81 @@ def test_a_report_that_cannot_be_drawn_ends_no_benchmark(
     assert shown.results.report.num_done == 4 and refused
 
 
-def test_a_report_grows_while_it_runs(
-    service: Experiments, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def paused_after(
+    service: Experiments, host: EngineHost, num_requests: int, form: dict[str, Any]
+) -> Iterator[Experiment]:
+    """A benchmark that goes on from its next answer only once the block ends."""
+    reached, go = threading.Event(), threading.Event()
+
+    def pause(progress: Progress) -> None:
+        if progress.last is not None and len(experiment.requests) == num_requests:
+            reached.set()
+            go.wait()
+
+    with busy(host):
+        experiment = service.start(plan_of(service, form))
+        experiment.on_progress = pause
+    assert reached.wait(WAIT_S)
+    try:
+        yield experiment
+    finally:
+        go.set()
+
+
+def test_a_report_grows_and_resuming_does_exactly_what_stopping_left(
+    service: Experiments, host: EngineHost, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("playground.experiments.experiment.REPORT_INTERVAL_S", 0.0)
-    form = asked(extent={"repeats": "3"})
-    form["configurations"][0]["settings"] = {"delay_ms": "15"}
-    benchmark_id = begin(service, form)
-    counts = set()
-    while (shown := service.look(benchmark_id)).job is not None:
-        counts.add(shown.results.report.num_done)
-        time.sleep(0.02)
-    assert len(counts) > 2 and max(counts) <= 12
-
-
-def test_resuming_does_exactly_what_stopping_left(service: Experiments, log: RunLog) -> None:
-    form = asked(extent={"repeats": "3"})
-    form["configurations"][0]["settings"] = {"delay_ms": "15"}
-    benchmark_id = begin(service, form)
-
-    def count(status: str) -> int:
-        return sum(run.status == status for run in runs_of(log, benchmark_id))
-
-    with pytest.raises(ConfigError, match="running already"):
-        service.resume(benchmark_id)
-    until(lambda: count("completed") >= 3)
-    service.stop(benchmark_id)
-    shown = finished(service, benchmark_id)
+    with paused_after(service, host, 3, asked(extent={"repeats": "3"})) as experiment:
+        key = experiment.id
+        assert service.look(key).results.report.num_done == 3
+        with pytest.raises(ConfigError, match="running already"):
+            service.resume(key)
+        service.stop(key)
+    shown = finished(service, key)
     kept = {request.key: request.run_id for request in shown.results.requests}
-    assert shown.row.status == "cancelled" and 3 <= len(kept) < 12 and count("cancelled") <= 1
+    assert shown.row.status == "cancelled" and len(kept) == 4
     with pytest.raises(ConfigError, match="Another server runs"):
-        service.stop(benchmark_id)
-    service.resume(benchmark_id)
-    shown = finished(service, benchmark_id)
+        service.stop(key)
+    service.resume(key)
+    shown = finished(service, key)
     whole = {request.key: request.run_id for request in shown.results.requests}
     assert shown.row.status == "completed" and kept.items() <= whole.items()
-    assert len(whole) == shown.results.report.num_done == count("completed") == 12
+    num_completed = sum(run.status == "completed" for run in runs_of(log, key))
+    assert len(whole) == shown.results.report.num_done == num_completed == 12
 
 
-def test_one_that_is_stopped_in_the_queue_can_be_resumed(
-    service: Experiments, host: EngineHost
-) -> None:
-    blocking = generate(host, settings={"delay_ms": "60"}, limits={"max_new_tokens": "200"})
-    benchmark_id = begin(service, asked())
-    job = service.look(benchmark_id).job
-    assert job is not None and job.message.startswith("waiting for the engine, 1 ahead · ")
-    service.stop(benchmark_id)
-    shown = finished(service, benchmark_id)
-    assert not blocking.over.is_set(), "it does not wait for what is before it"
-    assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
-
-
-def test_a_second_benchmark_waits_for_the_first(service: Experiments) -> None:
-    slow = asked()
-    slow["configurations"][0]["settings"] = {"delay_ms": "20"}
-    keys = [begin(service, slow), begin(service, asked())]
-    assert [finished(service, key).status for key in keys] == ["completed", "completed"]
-
-
-def test_two_that_resume_a_benchmark_at_once_run_it_once(
+def test_one_that_is_stopped_in_the_queue_is_resumed_once_however_many_ask(
     service: Experiments, host: EngineHost
 ) -> None:
     with busy(host):
-        benchmark_id = begin(service, asked())
-        service.stop(benchmark_id)
-        finished(service, benchmark_id)
-        faults = errors_at_once(lambda _: service.resume(benchmark_id))
-        assert [type(fault) for fault in faults] == [ConfigError] * (NUM_THREADS - 1)
-        job = service.look(benchmark_id).job
+        key = begin(service, asked())
+        job = service.look(key).job
+        assert job is not None and job.message.startswith("waiting for the engine, 1 ahead · ")
+        service.stop(key)
+        shown = finished(service, key)
+        assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
+        faults = errors_at_once(lambda _: service.resume(key), num_threads=8)
+        assert [type(fault) for fault in faults] == [ConfigError] * 7
+        job = service.look(key).job
         assert job is not None and not job.cancelled()
-    shown = finished(service, benchmark_id)
+    shown = finished(service, key)
     assert (shown.row.status, shown.results.report.num_done) == ("completed", 4)
 
 
+def test_a_second_benchmark_waits_for_the_first(service: Experiments, host: EngineHost) -> None:
+    with busy(host):
+        keys = [begin(service, asked()) for _ in range(2)]
+    assert [finished(service, key).status for key in keys] == ["completed"] * 2
+
+
 def test_what_breaks_is_said_and_kept(service: Experiments) -> None:
-    form = asked()
-    form["configurations"][0]["settings"] = {"fail_at": "1"}
-    benchmark_id = begin(service, form)
-    shown = finished(service, benchmark_id)
+    key = begin(service, asked({"fail_at": "1"}))
+    shown = finished(service, key)
     assert shown.row.status == "failed" and "Something broke" in shown.row.summary["error"]
-    service.resume(benchmark_id)
-    assert finished(service, benchmark_id).row.status == "failed", "it can be resumed, in vain"
+    service.resume(key)
+    assert finished(service, key).row.status == "failed", "it can be resumed, in vain"
 
 
 A = {"method": "scripted", "name": "a"}
@@ -198,8 +171,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"categories": ["maths"]}, "categories must be one of"),
     ({"configurations": []}, "configurations must have at least 1"),
     ({"configurations": [{"method": "x", "name": "y"}]}, "method must be one of"),
-    ({"configurations": [{"method": "scripted", "name": " "}]}, "name must have 1 to 60"),
-    ({"configurations": [{"method": "scripted", "name": "a\nb"}]}, "printable"),
+    ({"configurations": [{**A, "name": " "}]}, "name must have 1 to 60"),
+    ({"configurations": [{**A, "name": "a\nb"}]}, "printable"),
     ({"configurations": [{**A, "settings": {"max_draft_len": "99"}}]}, "max_draft_len must be"),
     ({"configurations": [A, A]}, "Two configurations are named a"),
     ({"extent": {"repeats": "0"}}, "repeats must be"),
@@ -214,18 +187,6 @@ def test_a_wrong_form_is_one_sentence(service: Experiments) -> None:
         with pytest.raises(ConfigError, match=words):
             begin(service, asked(**changes))
     assert service.newest() == ()
-
-
-def test_files_of_the_browser_become_suites(service: Experiments) -> None:
-    text = '{"question_id": 1, "category": "qa", "turns": ["Who?"]}\n'
-    key = service.add_file("question.jsonl", text)
-    suite = service.suites[key]
-    assert (suite.title, len(suite.prompts)) == ("question.jsonl", 1)
-    assert len(plan_of(service, asked(suites=[key])).items) == 1
-    with pytest.raises(ConfigError, match="bad.json, line 1 is not valid JSON"):
-        service.add_file("bad.json", "{")
-    with pytest.raises(ConfigError, match="must have a name and a text"):
-        service.add_file("", text)
 
 
 @pytest.mark.parametrize("benchmark_id", ["nothing", "", "x" * 99, "\x00"])
@@ -252,32 +213,21 @@ def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
         pass
 
 
-def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
-    """The SQL statements sent to the log's database while `work` runs."""
+def test_tabs_that_poll_read_a_plan_once(
+    service: Experiments, host: EngineHost, log: RunLog
+) -> None:
     statements: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
         statements.append(statement)
 
-    sa.event.listen(log._database.engine, "before_cursor_execute", note)
-    try:
-        work()
-    finally:
-        sa.event.remove(log._database.engine, "before_cursor_execute", note)
-    return statements
-
-
-def test_tabs_that_poll_read_a_plan_once(
-    service: Experiments, host: EngineHost, log: RunLog
-) -> None:
-    key = begin(service, asked())
-    finished(service, key)
+    shown = finished(service, key := begin(service, asked()))
+    assert shown.row.status == "completed" and "error" not in shown.row.summary
+    assert shown.results.report.groups == ("chat", "code")
+    assert len(service.file(key, "requests.csv").splitlines()) == 5
     fresh = Experiments(host)
-    faults: list[BaseException] = []
-    statements = queries_of(
-        log, lambda: faults.extend(errors_at_once(lambda _: [fresh.look(key) for _ in range(5)]))
-    )
-    assert faults == []
+    sa.event.listen(log._database.engine, "before_cursor_execute", note)
+    assert errors_at_once(lambda _: [fresh.look(key) for _ in range(5)]) == []
     assert sum('"plan"' in statement for statement in statements) == 1
-    selected = [one.partition("FROM")[0] for one in queries_of(log, fresh.newest)]
-    assert not any('"plan"' in columns for columns in selected)
+    assert [head.id for head in fresh.newest()] == [key]
+    assert '"plan"' not in statements[-1].partition("FROM")[0]

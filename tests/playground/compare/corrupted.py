@@ -1,8 +1,9 @@
-"""A method that claims to be lossless and commits a wrong token; and what the form holds."""
+"""A method that claims to be lossless and commits a wrong token; and comparisons, waited for."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
@@ -10,7 +11,13 @@ from engine.accept import Acceptance, Rule, VerifiedTree
 from engine.config import Sampling
 from engine.drafters.base import BuildContext
 from engine.sampling import SeededDraws
+from playground.experiments.comparison import Comparison, Race
+from playground.experiments.forms import CompareForm
+from playground.experiments.report.report import Section, read_results
+from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
+from playground.host.runner import EngineHost
+from tests.playground.asks import WAIT_S
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter, offering
 
 
@@ -53,8 +60,15 @@ def with_corrupted(catalog: Catalog) -> Catalog:
     return offering(catalog, corrupted=CorruptedConfig())
 
 
-def held(*configurations: tuple[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """What the Compare page's components hold; configurations are methods and changed settings."""
+# ---- comparisons
+
+SERVICES: WeakKeyDictionary[EngineHost, Experiments] = WeakKeyDictionary()
+Slot = tuple[str, dict[str, Any]]
+"""A method, and its changed settings."""
+
+
+def held(*configurations: Slot, **changes: Any) -> dict[str, Any]:
+    """What the Compare page's components hold."""
     given = configurations or (("scripted", {}),)
     raw = {
         "target": "tiny",
@@ -68,3 +82,35 @@ def held(*configurations: tuple[str, dict[str, Any]], **changes: Any) -> dict[st
         "limits": {"max_new_tokens": "20", "ignore_eos": True, **changes.pop("limits", {})},
     }
     return {**raw, **changes}
+
+
+def experiments_of(host: EngineHost) -> Experiments:
+    return SERVICES.setdefault(host, Experiments(host))
+
+
+def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> Comparison:
+    plan = CompareForm.parse(held(*slots, **changes)).plan(host.catalog)
+    comparison = experiments_of(host).start(plan, owner=owner)
+    assert isinstance(comparison, Comparison)
+    return comparison
+
+
+def ended(comparison: Comparison) -> Comparison:
+    assert comparison.over.wait(WAIT_S), comparison.message
+    return comparison
+
+
+def raced(comparison: Comparison) -> Race:
+    race = ended(comparison).race
+    assert race is not None
+    return race
+
+
+def section(comparison: Comparison, name: str) -> Section:
+    """One configuration of its report."""
+    return raced(comparison).results.report.section(name)
+
+
+def stored_race(host: EngineHost, compare_id: str) -> Race:
+    """The same from the log alone."""
+    return Race.of(host.log, read_results(host.log, compare_id, types=host.catalog.types))

@@ -11,39 +11,40 @@ import pytest
 from engine.errors import ConfigError
 from playground.experiments.comparison import (
     Comparison,
-    fault_message,
     race_clocks,
     reopen_message,
     stream,
 )
-from playground.experiments.forms import from_comparison, from_runs
+from playground.experiments.forms import from_comparison
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.components import race_functions
-from storage import RunLog, RunQuery
-from tests.playground.asks import finished, start
-from tests.playground.compare.running import begun, ended, stored_race
+from storage import RunLog
+from tests.playground.asks import busy, until
+from tests.playground.compare.corrupted import begun, ended, stored_race
 
 Messages = list[dict[str, Any]]
 
 
-def messages_of(comparison: Comparison, history: History) -> Messages:
-    async def collect() -> Messages:
-        return [message async for message in stream(comparison, history)]
-
-    with pytest.MonkeyPatch.context() as patch:  # so that no round is missed
-        for module in ("playground.experiments.comparison", "playground.host.stream"):
-            patch.setattr(f"{module}.TICK_S", 0.01)
-        return asyncio.run(collect())
-
-
 @pytest.fixture(scope="module")
 def shown(host: EngineHost, history: History) -> tuple[Comparison, Messages]:
-    host.load(host.catalog.target("tiny"), "float32", owner="before")
-    comparison = begun(host, ("scripted", {"delay_ms": "3"}), suite="starter")
-    return comparison, messages_of(comparison, history)
+    """A comparison and its stream, which shows each of its rounds."""
+    messages: Messages = []
+
+    def one_by_one(number: int, *more: Any) -> Any:
+        until(lambda: len({message["stream"] for message in messages}) == number)
+        return comparison.begin_round(number, *more)
+
+    async def collect() -> None:
+        async for message in stream(comparison, history):
+            messages.append(message)
+
+    with busy(host):
+        comparison = begun(host, suite="starter")
+        comparison.on_round = one_by_one
+    asyncio.run(collect())
+    return comparison, messages
 
 
 def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
@@ -60,7 +61,6 @@ def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
         assert {event[0] for event in json.loads(message["ev"])} <= ids
     words = [json.loads(message["compare"])["text"] for message in messages]
     assert any(word.startswith("round 2 of 4") for word in words)
-    assert any(word.startswith("warming up") for word in words)
     counts = [len(json.loads(m["report"])["runs"]) for m in messages if m["report"]]
     assert counts == sorted(counts) and counts[-1] == 8 and counts[0] < 8
 
@@ -101,85 +101,9 @@ def test_clocks_are_the_stored_step_times(
     assert race_clocks(host.runs, log, runs) == race_clocks(LiveRuns(), log, runs)
 
 
-BAD_ASKS: list[Any] = [
-    *(None, [], "x", {}, {"runs": "x"}, {"runs": []}, {"runs": ["x"] * 99}),
-    *({"runs": [3]}, {"runs": ["x" * 999]}, {"runs": ["nothing"]}),
-]
-
-
-def test_what_the_race_asks_is_answered_and_anything_else_gets_a_sentence(
-    host: EngineHost, history: History
-) -> None:
-    run = finished(start(host))
-    clocks, metas = race_functions(host, history)
-    assert [clock["run"] for clock in clocks({"runs": [run.log_id]})["clocks"]] == [run.log_id]
-    (meta,) = metas({"runs": [run.log_id]})["runs"]
-    assert meta["id"] == run.log_id and meta["title"] == "Scripted tree"
-    for asked in BAD_ASKS:
-        assert list(clocks(asked)) == list(metas(asked)) == ["error"], asked
-
-
-def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
-    host: EngineHost, history: History, log: RunLog
-) -> None:
-    async def leave(comparison: Comparison) -> Messages:
-        taken = []
-        async for message in stream(comparison, history):
-            taken.append(message)
-            if json.loads(message["ev"]):
-                comparison.cancel()
-        return taken
-
-    slow = ("scripted", {"delay_ms": "20"})
-    comparison = begun(host, slow, owner="leaving", limits={"max_new_tokens": "300"})
-    last = json.loads(asyncio.run(leave(comparison))[-1]["compare"])
-    assert last["final"] and last["state"] == "cancelled"
-    assert not host.runs.owned_by("leaving")
-    (row,) = log.rows(RunQuery(benchmark_id=comparison.id))
-    assert row.status == "cancelled" and stored_race(host, comparison.id).shown == [row.id]
-
-
-def test_a_link_of_a_comparison_fills_the_form(
-    host: EngineHost, log: RunLog, history: History
-) -> None:
-    comparison = begun(
-        host,
-        ("scripted", {"max_draft_len": "5"}),
-        ("corrupted", {"wrong_at": "99"}),
-        system="Be brief.",
-        limits={"max_new_tokens": "9"},
-    )
-    ended(comparison)
+def test_a_link_of_a_comparison_fills_the_form(host: EngineHost, log: RunLog) -> None:
+    methods = ("scripted", {"max_draft_len": "5"}), ("corrupted", {"wrong_at": "99"})
+    asked = begun(host, *methods, system="Be brief.", limits={"max_new_tokens": "9"})
+    comparison = ended(asked)
     again = from_comparison(host.catalog, log, comparison.id).plan(host.catalog)
     assert again == comparison.plan
-
-
-def test_a_link_of_runs_takes_their_configurations_and_the_first_prompt(
-    host: EngineHost, log: RunLog
-) -> None:
-    runs = [
-        finished(start(host, prompt="One.", settings={"max_draft_len": "2"})),
-        finished(start(host, prompt="Two.", method="plain")),
-        finished(start(host, prompt="Three.", settings={"max_draft_len": "6"})),
-    ]
-    link = ",".join(str(run.log_id) for run in runs)
-    filled = from_runs(host.catalog, log, link)
-    assert (filled.prompt, filled.suite, filled.target) == ("One.", "", "tiny")
-    settings = [configuration.settings for configuration in filled.configurations]
-    assert settings == [{"max_draft_len": 2}, {"max_draft_len": 6}]
-    for bad in ("nothing", "a,,b", "", "\x00"):
-        with pytest.raises(ConfigError):
-            from_runs(host.catalog, log, bad)
-
-
-def test_an_error_leaves_what_is_on_show(shown: tuple[Comparison, Messages]) -> None:
-    last = shown[1][-1]
-    message = fault_message("No.", last)
-    assert json.loads(message["compare"])["error"] == "No."
-    assert {k: v for k, v in message.items() if k != "compare"} == {
-        k: v for k, v in last.items() if k != "compare"
-    }
-    nothings: tuple[Any, ...] = (None, "x", {}, [])
-    for nothing in nothings:
-        alone = fault_message("No.", nothing)
-        assert alone["runs"] == [] and alone["report"] == "" and alone["stream"]

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from engine.config import Limits
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import METHOD, Configuration, Item, SweepPlan
+from playground.experiments.plan import BASELINE_NAME, METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.experiments.sweep.report import SweepReport, SweepStore
 from playground.experiments.sweep.search import RunningTrial, Sweep
-from storage import RunLog
-from tests.playground.bench.requests import measured
+from tests.playground.bench.requests import measured, plan_of
 
 PLAIN_TOK_S = 10.0
 NUM_PROMPTS = 4
@@ -32,15 +28,13 @@ def plan(*vary: str, base: MethodConfig | None = None, **changes: Any) -> SweepP
     """A sweep over n-gram lookup."""
     search: dict[str, Any] = {"objective": "speedup", "trials": 5}
     search |= {key: changes.pop(key) for key in SearchSettings.model_fields if key in changes}
-    made: dict[str, Any] = {
-        "target": TargetSpec(name="tiny", path="/nowhere"),
-        "dtype": "float32",
-        "configurations": [Configuration("ngram", "N-gram", base or NGramConfig())],
-        "chooser": OptunaSearch.parse({**search, "varied": vary or ["max_draft_len=1:8"]}),
-        "items": [Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS)],
-        "limits": Limits(max_new_tokens=21),
-    }
-    return SweepPlan.parse({**made, **changes})
+    made = plan_of(
+        configurations=[Configuration("ngram", "N-gram", base or NGramConfig())],
+        items=[Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS)],
+        limits=Limits(max_new_tokens=21),
+    )
+    chooser = OptunaSearch.parse({**search, "varied": vary or ["max_draft_len=1:8"]})
+    return SweepPlan.parse({**dict(made), "kind": "sweep", "chooser": chooser, **changes})
 
 
 def peak_at_5(config: Any) -> float:
@@ -66,7 +60,7 @@ def answer(tok_s: float, prompt: int, configuration: str, *, accepted: int = 15)
 
 def pair(tok_s: float, prompt: int = 0, *, drift: float = 1.0) -> Pair:
     """The method's answer and plain decoding's, on a machine that is `drift` times as fast."""
-    plain = answer(drift * PLAIN_TOK_S, prompt, "plain", accepted=0)
+    plain = answer(drift * PLAIN_TOK_S, prompt, BASELINE_NAME, accepted=0)
     return answer(drift * tok_s, prompt, METHOD), plain
 
 
@@ -92,13 +86,13 @@ class Scripted:
         self.configs.append(config)
         self.groups.append(trial.id)
         num_answers = 0
-        while num_answers < NUM_PROMPTS and not trial.is_over():
+        while num_answers < NUM_PROMPTS and not trial.cancelled():
             for request in self.pair(config, num_answers):
                 progress = Progress(0, 0, f"prompt {num_answers}", None, last=request)
                 trial.update(progress)
             num_answers += 1
         self.num_answers.append(num_answers)
-        return Summary(trial.is_over(), num_answers, 0, ())
+        return Summary(trial.cancelled(), num_answers, 0, ())
 
 
 def swept(
@@ -120,10 +114,3 @@ def resumed(
     sweep.resume()
     sweep.run(partial(sweep.search, measure or Scripted()))
     return store.load(sweep.id)
-
-
-@contextmanager
-def open_store(folder: Path) -> Iterator[SweepStore]:
-    """The sweeps of a run log in a file."""
-    with RunLog.open(str(folder / "runs.sqlite3")) as log:
-        yield SweepStore(log)

@@ -14,36 +14,37 @@ import pytest
 import yaml
 
 import presets
+from engine.drafters import methods
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
+from playground.experiments.report.report import stored_experiment
 from playground.experiments.report.statistics import Counts, differ, prompt_counts
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
-from playground.experiments.sweep.report import SweepStore, as_good, best_of
+from playground.experiments.sweep.report import SweepStore, as_good
 from playground.experiments.sweep.search import Sweep
 from playground.host.methods import choose_method
 from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan, resumed, swept
+from tests.storage.conftest import begun_benchmark
 
 
-def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> None:
-    sweep = swept(store, "max_draft_len=3:7", "lookup=pool,transformers", mode="grid")
-    best = best_of(sweep.trials)
-    assert best is not None
-    assert best.point == {"max_draft_len": 5, "lookup": "pool"}, "the earlier of two equal ones"
-    state = sweep.to_dict()
-    assert state["best"] == best.number
+def test_the_best_trial_has_equals_and_is_a_method_file(store: SweepStore, tmp_path: Path) -> None:
+    sweep = swept(store, "max_draft_len=3:7", "lookup=transformers,pool", mode="grid")
+    best, state = sweep.best, sweep.to_dict()
+    assert best is not None and state["best"] == best.number
+    assert best.point == {"max_draft_len": 5, "lookup": "transformers"}, "the earlier of two"
     assert json.loads(json.dumps(state)) == state
-
-
-def test_equal_settings_are_as_good_and_slower_ones_are_not(store: SweepStore) -> None:
-    sweep = swept(store, "max_draft_len=4:6", "lookup=pool,transformers", mode="grid")
-    trials = sweep.trials
-    best = best_of(trials)
-    assert best is not None
-    equal = as_good(best, trials, "speedup")
-    assert [t.point for t in equal] == [{"max_draft_len": 5, "lookup": "transformers"}]
-    assert as_good(best, trials, "mat") == []
-    assert f"As good within the noise: trial {equal[0].number}." in sweep.to_dict()["verdict"]
+    equal = as_good(best, sweep.trials, "speedup")
+    assert [trial.point for trial in equal] == [{"max_draft_len": 5, "lookup": "pool"}]
+    assert as_good(best, sweep.trials, "mat") == []
+    assert f"As good within the noise: trial {equal[0].number}." in state["verdict"]
+    file = tmp_path / "best.yaml"
+    file.write_text(sweep.preset_yaml())
+    preset = presets.method_preset(yaml.safe_load(file.read_text()), where="best.yaml")
+    assert choose_method(str(file)) == sweep.config() == preset.config
+    assert preset.config.model_dump()["max_draft_len"] == 5 and "speedup 2" in preset.description
+    other = yaml.safe_load(sweep.preset_yaml(1))["config"]
+    assert other == {"decoding_type": "NGram", "max_draft_len": 3, "lookup": "transformers"}
 
 
 def counted(**ratios: float) -> dict[str, Counts]:
@@ -110,38 +111,20 @@ def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepSto
     assert [row["figures"]["value"] for row in mats.to_dict()["trials"]] == [4.0, 4.0]
 
 
-def test_the_verdict_says_what_was_gained_and_whether_it_pays(store: SweepStore) -> None:
-    fast = swept(store, "max_draft_len=1:20", trials=12)
-    assert "× that of the settings it began from" in fast.to_dict()["verdict"]
-    assert "Exploratory: picked from 12 trials" in fast.to_dict()["verdict"]
-    slow = swept(store, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
-    assert "Plain decoding is faster: the speedup is 0.9" in slow.to_dict()["verdict"]
-    single = swept(store, "max_draft_len=5", mode="grid")
-    assert "Exploratory" not in single.to_dict()["verdict"]
-
-
-def test_texts_that_differ_from_plain_decoding_are_told(store: SweepStore) -> None:
+def test_the_verdict_says_what_was_gained_and_whether_texts_differ(store: SweepStore) -> None:
     class Wrong(Scripted):
         def pair(self, config: Any, prompt: int) -> Pair:
             method, plain = super().pair(config, prompt)
             return (method, plain) if prompt else (replace(method, output_ids=(0,)), plain)
 
-    sweep = swept(store, "max_draft_len=5", mode="grid", measure=Wrong())
-    state = sweep.to_dict()
-    assert state["trials"][0]["figures"]["num_same"] == NUM_PROMPTS - 1
-    assert f"1 of {NUM_PROMPTS} answers differ from plain decoding's." in state["verdict"]
-
-
-def test_the_best_settings_are_a_method_file(store: SweepStore, tmp_path: Path) -> None:
-    sweep = swept(store, "max_draft_len=3:7", "lookup=transformers,pool", mode="grid")
-    file = tmp_path / "best.yaml"
-    file.write_text(sweep.preset_yaml())
-    config = choose_method(str(file))
-    assert config == sweep.config() and config.model_dump()["max_draft_len"] == 5
-    preset = presets.method_preset(yaml.safe_load(file.read_text()), where="best.yaml")
-    assert preset.config == config and "speedup 2" in preset.description
-    other = yaml.safe_load(sweep.preset_yaml(1))["config"]
-    assert other == {"decoding_type": "NGram", "max_draft_len": 3, "lookup": "transformers"}
+    fast = swept(store, "max_draft_len=1:20", trials=12)
+    assert "× that of the settings it began from" in fast.verdict
+    assert "Exploratory: picked from 12 trials" in fast.verdict
+    slow = swept(store, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
+    assert "Plain decoding is faster: the speedup is 0.9" in slow.verdict
+    single = swept(store, "max_draft_len=5", mode="grid", measure=Wrong())
+    assert "Exploratory" not in single.verdict
+    assert f"1 of {NUM_PROMPTS} answers differ from plain decoding's." in single.verdict
 
 
 @pytest.mark.parametrize("kind", NOTES)
@@ -210,3 +193,39 @@ def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
     flat = swept(store, "max_draft_len=1:8", mode="grid", measure=Scripted(lambda config: 9.0))
     with pytest.raises(ConfigError, match="came out equal"):
         sweep_figure(flat, "importance")
+
+
+# ---- in the log
+
+
+def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
+    sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
+    with pytest.raises(ConfigError, match="No experiment"):
+        stored_experiment(log, sweep_id)
+    benchmark_id = begun_benchmark(log, "b", {"kind": "benchmark", "text": '"kind":"sweep"'})
+    assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
+    assert list(log.facets().benchmarks) == [benchmark_id]
+    assert [head.name for head in store.log.benchmarks.list(9, sweeps=True)] == ["s"]
+    with pytest.raises(ConfigError, match="No sweep is named"):
+        store.load(benchmark_id)
+
+
+def test_sweeps_are_found_by_id_or_name_and_deleted_with_their_trials(store: SweepStore) -> None:
+    sweep = swept(store, trials=1, name="s")
+    assert store.load("s").row.id == store.load(sweep.row.id).row.id == sweep.row.id
+    newer = swept(store, trials=1, name="s").row.id
+    assert newer != sweep.row.id and store.load("s").row.id == newer
+    with pytest.raises(ConfigError, match="No sweep is named 'u'. The newest: s"):
+        store.load("u")
+    for name in (" ", "x" * 81, "a\nb"):
+        with pytest.raises(ConfigError, match="name must have"):
+            swept(store, name=name)
+    store.delete("s")
+    assert store.load("s").row.id == sweep.row.id and store.trials(newer) == ()
+
+
+def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
+    swept(store, trials=1, name="s")
+    types = {name: cls for name, cls in methods().items() if name != "NGram"}
+    with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
+        SweepStore(store.log, types).load("s").to_dict()

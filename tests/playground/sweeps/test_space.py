@@ -7,7 +7,6 @@ from typing import Any, get_args
 import pytest
 
 from engine.drafters import methods
-from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError
@@ -37,7 +36,7 @@ def test_every_bounded_number_literal_and_bool_can_be_varied() -> None:
             if info.annotation in (int, float):
                 assert known[field].is_number
                 assert known[field].is_integer == (info.annotation is int)
-        assert "decoding_type" not in known
+        assert "decoding_type" not in known and not any("choices" in field for field in known)
     literal = {tunable.field: tunable for tunable in tunables_of(NGRAM)}["lookup"]
     assert literal.schema.choices == get_args(NGramConfig.model_fields["lookup"].annotation)
 
@@ -71,19 +70,16 @@ def test_a_grid_has_exactly_these_values(text: str, values: tuple[Any, ...]) -> 
     assert made.num_grid == len(values)
 
 
-def test_a_grid_of_floats_ends_at_its_end() -> None:
-    base = SuffixConfig()
-    made = space("min_token_prob=0:0.3:0.1", base=base)
-    assert [p["min_token_prob"] for p in made.grid()] == [0.0, 0.1, 0.2, 0.3]
-    with pytest.raises(ConfigError, match="a grid needs its step"):
-        space("min_token_prob=0:0.3", base=base).grid()
-
-
-def test_a_grid_is_every_combination() -> None:
+def test_a_grid_is_every_combination_and_ends_at_its_end() -> None:
     made = space("max_draft_len=1:3", "lookup=pool,transformers")
     assert len(made.grid()) == made.num_points == 6
     assert made.points() == made.grid()
     assert made.grid()[1] == {"max_draft_len": 1, "lookup": "transformers"}
+    base = SuffixConfig()
+    tenths = space("min_token_prob=0:0.3:0.1", base=base).grid()
+    assert [point["min_token_prob"] for point in tenths] == [0.0, 0.1, 0.2, 0.3]
+    with pytest.raises(ConfigError, match="a grid needs its step"):
+        space("min_token_prob=0:0.3", base=base).grid()
 
 
 def test_huge_spaces_are_counted_but_not_listed() -> None:
@@ -136,8 +132,6 @@ def test_a_wrong_range_is_one_sentence(vary: str, words: str) -> None:
 
 
 def test_nothing_twice_the_same_and_an_excluded_bound_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must vary 1 to"):
-        space()
     with pytest.raises(ConfigError, match="once"):
         space("max_draft_len=1:2", "max_draft_len=3:4")
     with pytest.raises(ConfigError, match="must be greater than 0, got 0"):
@@ -151,17 +145,6 @@ def test_ranges_survive_storing() -> None:
         assert f"{vary.field}={vary}" == text
 
 
-def test_settings_that_do_not_go_together_are_refused_at_their_point_only() -> None:
-    base = EagleConfig(use_dynamic_tree=True)
-    made = space(
-        "max_draft_len=1:3", "dynamic_tree_max_topK=2,10", "max_total_draft_tokens=59", base=base
-    )
-    fitting = {"max_draft_len": 3, "dynamic_tree_max_topK": 10, "max_total_draft_tokens": 59}
-    assert made.config(fitting).model_dump()["dynamic_tree_max_topK"] == 10
-    with pytest.raises(ConfigError, match="max_total_draft_tokens must be at most 10"):
-        made.config({**fitting, "dynamic_tree_max_topK": 2})
-
-
 def test_optuna_draws_from_the_same_values() -> None:
     made = space("max_draft_len=1:10:4", "lookup=pool,transformers", "is_keep_all=true,false")
     found = distributions(made)
@@ -169,7 +152,7 @@ def test_optuna_draws_from_the_same_values() -> None:
     for point in made.grid():
         for field, value in point.items():
             assert found[field].to_external_repr(found[field].to_internal_repr(value)) == value
-            assert found[field]._contains(found[field].to_internal_repr(value))
-    assert made.contains({"max_draft_len": 9, "lookup": "pool", "is_keep_all": True})
-    assert not made.contains({"max_draft_len": 10, "lookup": "pool", "is_keep_all": True})
-    assert not made.contains({"max_draft_len": 9, "lookup": "pool", "is_keep_all": 1})
+    inside = {"max_draft_len": 9, "lookup": "pool", "is_keep_all": True}
+    assert made.contains(inside)
+    assert not made.contains({**inside, "max_draft_len": 10})
+    assert not made.contains({**inside, "is_keep_all": 1})

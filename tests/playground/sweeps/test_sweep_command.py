@@ -73,8 +73,6 @@ def test_bad_input_is_one_sentence(folder: Path, asked: list[str], words: str) -
 
 
 def test_a_target_that_is_not_there_leaves_no_sweep_behind(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    asked = arguments(tmp_path / "empty", tmp_path / "runs.db", "--vary", "max_draft_len=1:3")
-    refused(*asked)
+    refused(*arguments(tmp_path, tmp_path / "runs.db", "--vary", "max_draft_len=1:3"))
     with RunLog.open(str(tmp_path / "runs.db")) as log:
         assert log.benchmarks.list(9, sweeps=True) == ()
