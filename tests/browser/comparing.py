@@ -21,7 +21,7 @@ class ComparePage:
         self.tab: Any = page.tab
 
     def go(self) -> None:
-        self.tab.get_by_role("tab", name="Compare").click()
+        self.page.go("Compare")
         self.tab.wait_for_selector(f"{RESULTS} .panel")
 
     @property
@@ -152,6 +152,3 @@ class ComparePage:
         heads = self.tab.locator(f"{TABLE} th").all_inner_texts()
         row = self.tab.locator(f'{TABLE} tr[data-row="{name}"] td')
         return str(row.nth(heads.index(column)).inner_text())
-
-    def why(self, name: str) -> str:
-        return str(self.tab.locator(f'{TABLE} [data-why="{name}"]').inner_text())

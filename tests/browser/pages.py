@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,8 @@ from tests.playground.serving import with_token
 WAIT_MS = 30_000
 LISTED = "ul[role=listbox] li"
 NARROW = {"width": 420, "height": 1000}
+Violations = Callable[[Any], list[str]]
+"""What axe-core finds wrong with a tab: each with the first of the elements that it is about."""
 
 
 @dataclass
@@ -141,6 +143,14 @@ class GeneratePage:
         )
         return str(text)
 
+    def go(self, name: str) -> None:
+        """Select the tab of a page; those that a narrow window has no room for are in a menu."""
+        shown = self.tab.get_by_role("tab", name=name, exact=True)
+        if not shown.is_visible():
+            self.tab.locator(".overflow-menu > button").click()
+            shown = self.tab.locator(".overflow-dropdown button", has_text=name)
+        shown.click()
+
     def show_theme(self, theme: str) -> None:
         """Light or dark, once colours that fade have faded."""
         self.tab.evaluate("dark => document.body.classList.toggle('dark', dark)", theme == "dark")
@@ -165,6 +175,13 @@ def choose(tab: Any, dropdown: str, text: str) -> None:
     """Choose the first entry with this text in a dropdown."""
     tab.locator(dropdown).first.click()
     tab.locator(LISTED, has_text=re.compile(re.escape(text))).first.click()
+
+
+def saved(tab: Any, button: str) -> tuple[str, str]:
+    """Name and text of the file that a button saves."""
+    with tab.expect_download() as download:
+        tab.click(button)
+    return download.value.suggested_filename, Path(download.value.path()).read_text()
 
 
 def box_of(form: Any, field: str) -> Any:

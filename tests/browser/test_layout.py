@@ -32,20 +32,11 @@ def test_nothing_moves_while_streaming(page: GeneratePage) -> None:
     assert page.tab.evaluate("window.shift") < 0.1
 
 
-def show_tab(tab: Any, name: str) -> None:
-    """Click a tab; those that a narrow window has no room for are in a menu."""
-    shown = tab.get_by_role("tab", name=name, exact=True)
-    if not shown.is_visible():
-        tab.locator(".overflow-menu > button").click()
-        shown = tab.locator(".overflow-dropdown button", has_text=name)
-    shown.click()
-
-
 def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> None:
     with GeneratePage.opened(chromium, served.url, viewport=NARROW) as page:
         page.generate("Say hello.")
         page.check_width(shots, "generate")
-        show_tab(page.tab, "Runs")
+        page.go("Runs")
         page.tab.locator("#pg-runs tbody tr").first.click()
         page.wait_done("pg-run-panel")
         page.check_width(shots, "runs")
@@ -79,7 +70,7 @@ def test_nothing_moves_while_pages_load(chromium: Any, shipped: Served, viewport
 
     def show(name: str) -> float:
         tab.evaluate("window.shift = 0")
-        show_tab(tab, name)
+        GeneratePage(tab).go(name)
         tab.wait_for_timeout(2000)
         return float(tab.evaluate("window.shift"))
 
