@@ -132,16 +132,7 @@ class ComparePage:
 
     def shown_text(self, panel: int) -> str:
         """What a panel shows of its answer at this moment of the race."""
-        text = (
-            self.tab.locator(f"{RESULTS} .panel")
-            .nth(panel)
-            .locator(".tokens")
-            .evaluate(
-                "node => [...node.children].filter(c => !c.matches('.rejected, .eos, .prompt')"
-                " && getComputedStyle(c).visibility !== 'hidden').map(c => c.textContent).join('')"
-            )
-        )
-        return str(text)
+        return self.page.text(RESULTS.removeprefix("#"), panel)
 
     def rows(self) -> list[str]:
         """Names of the configurations in the table."""

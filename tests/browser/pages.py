@@ -14,6 +14,9 @@ from tests.playground.serving import with_token
 WAIT_MS = 30_000
 LISTED = "ul[role=listbox] li"
 NARROW = {"width": 420, "height": 1000}
+VISIBLE_TEXT = """node => [...node.children].filter(
+  (part) => !part.matches(".rejected, .eos, .prompt")
+    && getComputedStyle(part).visibility !== "hidden").map((part) => part.textContent).join("")"""
 Violations = Callable[[Any], list[str]]
 """What axe-core finds wrong with a tab: each with the first of the elements that it is about."""
 
@@ -135,13 +138,9 @@ class GeneratePage:
         self.tab.wait_for_function(f"old => ({last}) !== old", arg=before, timeout=WAIT_MS)
         self.wait_done()
 
-    def text(self, panel: str = "pg-panel") -> str:
-        """The last answer's text."""
-        text = self.tab.locator(f"#{panel} .tokens").last.evaluate(
-            "node => [...node.children].filter(c => !c.matches('.rejected, .eos, .prompt'))"
-            ".map(c => c.textContent).join('')"
-        )
-        return str(text)
+    def text(self, panel: str = "pg-panel", nth: int = -1) -> str:
+        """An answer's text, as much as is visible of it; by default the last one's."""
+        return str(self.tab.locator(f"#{panel} .tokens").nth(nth).evaluate(VISIBLE_TEXT))
 
     def go(self, name: str) -> None:
         """Select the tab of a page; those that a narrow window has no room for are in a menu."""

@@ -75,8 +75,9 @@ def test_a_run_opens_on_its_best_step_and_scrubbing_shows_each_tree(
     assert "id " in page.tab.inner_text("#pg-panel .tree-info")
 
 
-def test_every_answer_is_compared_with_plain_decoding(ran: GeneratePage) -> None:
+def test_every_answer_is_compared_with_plain_decoding(ran: GeneratePage, shots: Path) -> None:
     page = ran
+    page.check_width(shots, "generate")
     said = page.tab.inner_text("#pg-panel .result")
     rated = r"(\d+\.\d\d|About \d+\.\d)× plain decoding: \d\.\d\d tokens a step, (and|but) a step"
     shown = rf"{rated}|No speedup is given: \d\.\d\d tokens a step\."
@@ -85,6 +86,7 @@ def test_every_answer_is_compared_with_plain_decoding(ran: GeneratePage) -> None
     page.tab.locator("#pg-runs tbody tr").first.click()
     page.wait_done("pg-run-panel")
     assert page.tab.inner_text("#pg-run-panel .result") == said
+    page.check_width(shots, "runs")
     page.tab.locator("#pg-run-panel .result button").click()
     page.tab.wait_for_selector("#pg-cmp-run")
     page.tab.wait_for_function(

@@ -1,9 +1,8 @@
-"""Nothing moves while pages load or texts stream, and nothing scrolls sideways."""
+"""Nothing moves while pages load or texts stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,17 +29,6 @@ def test_nothing_moves_while_streaming(page: GeneratePage) -> None:
     )
     page.generate("Now hold still.")
     assert page.tab.evaluate("window.shift") < 0.1
-
-
-def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> None:
-    with GeneratePage.opened(chromium, served.url, viewport=NARROW) as page:
-        page.generate("Say hello.")
-        page.check_width(shots, "generate")
-        page.go("Runs")
-        page.tab.locator("#pg-runs tbody tr").first.click()
-        page.wait_done("pg-run-panel")
-        page.check_width(shots, "runs")
-        page.check_clean()
 
 
 @pytest.fixture(scope="module")
