@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -33,8 +36,30 @@ const send = (path, more) =>
 </script>"""
 
 
-@pytest.mark.parametrize("origin", ["http://127.0.0.1:3000", "http://localhost:3000"])
-def test_a_foreign_page_is_let_do_nothing(chromium: Any, served: Served, origin: str) -> None:
+@pytest.fixture
+def evil() -> Iterator[str]:
+    """Another origin of this machine."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(ATTACK.encode())
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f":{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_foreign_page_is_let_do_nothing(
+    chromium: Any, served: Served, evil: str, name: str
+) -> None:
     context = chromium.new_context()
     page = context.new_page()
     page.goto(with_token(served.url + "/"))
@@ -49,8 +74,7 @@ def test_a_foreign_page_is_let_do_nothing(chromium: Any, served: Served, origin:
         ),
     )
     runs = len(served.host.runs.all())
-    page.route(f"{origin}/**", lambda it: it.fulfill(content_type="text/html", body=ATTACK))
-    page.goto(f"{origin}/?at={served.url}")
+    page.goto(f"http://{name}{evil}/?at={served.url}")
     page.wait_for_function("document.title === 'tried'")
     with page.expect_navigation():
         page.evaluate("document.forms[0].submit()")

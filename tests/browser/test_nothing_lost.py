@@ -221,7 +221,7 @@ def test_a_permalink_opened_elsewhere_fills_the_form_from_its_run(
     [
         ("run=%3Cimg%20src=x%3E", "#pg-run-panel .alert", "run"),
         ("runs=%7Bbroken", "#pg-runs-message [role=alert]", "The link is not valid JSON"),
-        ("compare=nothing,too", "#pg-cmp-results .compare-head .alert", "must be"),
+        ("compare=nothing,too", "#pg-cmp-results .compare-head .alert", "in the log"),
         ("tree=%3Cimg%20src=x%3E", "#pg-tree .alert", "cannot be read"),
         ("benchmark=nothing", "#pg-benchmark-state .pg-alert", "No experiment 'nothing'"),
         ("train=nobody", "#pg-train-state .pg-alert", "No training is named 'nobody'"),
