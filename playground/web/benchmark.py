@@ -132,7 +132,6 @@ class BenchmarkPage(ExperimentPage):
 
     def _listen_to_setup(self) -> None:
         self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
-        self.configurations.listen()
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **UNQUEUED)
         for name, button in self.files.items():

@@ -266,7 +266,6 @@ class ComparePage:
 
     def _listen(self) -> None:
         tab_and_panels = [self.tab, self.panels]
-        self.configurations.listen()
         self.start.click(
             self.run,
             [*self.values, self.form.values, self.run_form.values, *tab_and_panels],

@@ -16,8 +16,8 @@ from typing import Annotated, Any, TypeVar
 import gradio as gr
 import plotly
 from pydantic import Field
-from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -30,7 +30,6 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 
 STATIC = Path(__file__).parent / "static"
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 CACHE_FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
 """A module's URL contains the hash of all modules, so its content never changes."""
 Index = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -195,11 +194,7 @@ class Modules(StaticFiles):
         return await super().get_response(path, scope)
 
 
-def module_routes() -> list[BaseRoute]:
-    """Routes of the modules, and of plotly beside them."""
-    root = f"/modules/{modules_hash()}"
-
-    def plotly_script(_: Any) -> Response:
-        return FileResponse(PLOTLY, media_type="text/javascript", headers=CACHE_FOREVER)
-
-    return [Route(f"{root}/plotly.min.js", plotly_script), Mount(root, Modules(directory=STATIC))]
+def module_route() -> BaseRoute:
+    """Route of the modules, with plotly beside them."""
+    modules = Modules(directory=STATIC, packages=[("plotly", "package_data")])
+    return Mount(f"/modules/{modules_hash()}", modules)

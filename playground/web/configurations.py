@@ -32,30 +32,26 @@ class ConfigurationPicker:
     def __init__(
         self, host: EngineHost, target: gr.Dropdown, prefix: str, *, named: bool = False
     ) -> None:
-        """Draw picker and form.
+        """Draw picker and form, which is adapted to the picked target.
 
         Args:
             prefix: prefix of the components' ids.
             named: whether configurations have a name that the user can change.
         """
         self._catalog, self._menu, self._named = host.catalog, host.menu, named
-        self.target = target
         methods = self._menu.drafting(target.value)
         with gr.Group():
             self.adder = gr.Dropdown(
                 methods, label="Configurations besides plain decoding", elem_id=f"{prefix}-method"
             )
-            self.add = gr.Button("Add", size="sm", elem_id=f"{prefix}-add")
+            add = gr.Button("Add", size="sm", elem_id=f"{prefix}-add")
         types = self._catalog.types.values()
         self.form = SettingsForm(self._first(methods), elem_id=f"{prefix}-form", classes=types)
-
-    def listen(self) -> None:
-        """Add methods, and adapt the form to the picked target."""
         form = [self.form.spec, self.form.values]
-        self.target.change(
-            self.fit_target, [self.target, self.adder, *form], [self.adder, self.form.spec], **RAW
+        target.change(
+            self.fit_target, [target, self.adder, *form], [self.adder, self.form.spec], **RAW
         )
-        self.add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
+        add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
 
     def spec(self, configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
         """The form of configurations: each a method's key, and values that differ from its own."""

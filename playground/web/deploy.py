@@ -28,7 +28,7 @@ from playground.runs.settings import short
 from playground.web.address import link_params, switch_to
 from playground.web.forms import LATEST, UNQUEUED, Updates
 from playground.web.generate import GeneratePage
-from playground.web.method_file import uploaded_text
+from playground.web.generate_form import uploaded_text
 from playground.web.results import HTML, Cell, download_of, sentence_html, show_fault_in, table_html
 
 TITLES = [(engine.title, engine.name) for engine in ENGINES.values()]

@@ -29,7 +29,6 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.address import address_js, link_params, switch_to
 from playground.web.components import static_text, token_panels
-from playground.web.examples import Examples
 from playground.web.fastest import FastestPanel
 from playground.web.forms import (
     QUEUED,
@@ -41,12 +40,13 @@ from playground.web.forms import (
     skip_on_fault,
 )
 from playground.web.generate_form import (
+    Examples,
     GenerateForm,
+    MethodFile,
     method_form,
     with_text_drafting,
 )
 from playground.web.memory import chat_of, keep_form, last_run_of, last_shown_js, owner_of
-from playground.web.method_file import MethodFile
 from playground.web.results import HTML, definitions_html, sentence_html
 from playground.web.target import TargetOpener
 from storage import RunDetail

@@ -1,18 +1,24 @@
-"""Values of the Generate page's form: from a method, a stored run, a file, or the browser."""
+"""The Generate page's form: its values, and what fills it: runs, files, examples, the browser."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from engine.interop.export_files import MAX_CHARS
+from engine.safe_text import read_text
 from playground.errors import Fault, attempt
 from playground.experiments.forms import closest_method
+from playground.host.catalog import Catalog
 from playground.host.controls import changed_controls, group_of, settings_from
+from playground.host.methods import read_method
 from playground.host.request import (
     DTYPES,
     MAX_PROMPT_CHARS,
@@ -24,9 +30,16 @@ from playground.host.runner import EngineHost
 from playground.host.stream import stored_run
 from playground.runs.details import request_of
 from playground.web.address import link_params
+from playground.web.fields import without_links
+from playground.web.forms import QUEUED, RAW, UNQUEUED, Page, Updates, skip_on_fault
 from playground.web.memory import memory_choice, memory_settings, memory_text
+from playground.web.results import show_fault_in
 from presets import MethodPreset
 from storage import RunDetail
+
+SAMPLE = """speculative_config:
+  decoding_type: NGram
+  max_draft_len: 4"""
 
 
 def method_form(
@@ -143,3 +156,121 @@ class GenerateForm:
         changes = changed_controls(picked.config.replace(**settings), picked.config)
         form = method_form(picked, method, changes)
         return target, gr.update(choices=choices, value=method), form
+
+
+class MethodFile:
+    """A text box under the method picker; the file pasted or opened there fills the form."""
+
+    def __init__(self) -> None:
+        with gr.Accordion(
+            "Read a method file …", open=False, elem_id="pg-method-file", elem_classes="pg-group"
+        ):
+            self._text = gr.Textbox(
+                label="speculative_config of TensorRT-LLM or vLLM, or a method file of this page",
+                lines=4,
+                max_lines=12,
+                placeholder=SAMPLE,
+                elem_id="pg-method-file-text",
+                info="",
+                elem_classes=["pg-field", "pg-field-method_file"],
+            )
+            self._open = gr.UploadButton("Open file", size="sm", elem_id="pg-method-file-open")
+
+    def listen(
+        self, target: gr.Dropdown, fill: Callable[[Any, MethodConfig], Any], outputs: Sequence[Any]
+    ) -> None:
+        """Read the box whenever it changes.
+
+        Args:
+            fill: returns values of `outputs` for the picked target and a method's settings.
+        """
+
+        @show_fault_in(self._text, where="reading a method file", render=_remark)
+        def read(text: Any, picked: Any) -> Updates:
+            if not isinstance(text, str) or not text.strip():
+                return {self._text: _remark("")}
+            config, remarks = read_method(text)
+            summary = f"Read as {type(config).title}; its settings are in the form below."
+            summary = " ".join([summary, *(remark.removeprefix("note: ") for remark in remarks)])
+            updates = dict(zip(outputs, fill(picked, config), strict=True))
+            return {self._text: _remark(summary), **updates}
+
+        @show_fault_in(self._text, where="opening a file", render=_remark)
+        def read_file(path: Any) -> Updates:
+            return {self._text: uploaded_text(path)}
+
+        self._open.upload(read_file, self._open, self._text, **QUEUED)
+        self._text.change(read, [self._text, target], [self._text, *outputs], **RAW)
+
+
+def uploaded_text(path: object) -> str:
+    """The text of an uploaded file. Raises ConfigError, naming it without its temporary folder."""
+    if not isinstance(path, str):
+        raise ConfigError("Open a file.")
+    return read_text(Path(path), most=MAX_CHARS, what=Path(path).name)
+
+
+def _remark(remark: str | Fault) -> Any:
+    """An update of the text under the box."""
+    faulty = isinstance(remark, Fault)
+    text = remark.sentence if isinstance(remark, Fault) else remark
+    classes = ["pg-field", "pg-field-method_file", *["faulty"] * faulty]
+    return gr.update(info=without_links(text), elem_classes=classes)
+
+
+class Examples:
+    """The row of buttons; the style sheet hides it once there is a run.
+
+    Attributes:
+        buttons: every button, and whether its example drafts a tree.
+    """
+
+    def __init__(self, catalog: Catalog, target: gr.Dropdown) -> None:
+        self._catalog, self._target = catalog, target
+        with gr.Row(elem_id="pg-examples"):
+            gr.HTML("Or see an example run:", elem_id="pg-examples-about")
+            fast = gr.Button("The fastest here", size="sm")
+            self._tree = gr.Button(
+                **self._about(target.value), size="sm", elem_id="pg-example-tree"
+            )
+        self.buttons = {fast: False, self._tree: True}
+
+    def _about(self, target: Any) -> dict[str, Any]:
+        """Text and visibility of the button for a draft tree on a target."""
+        key = self._catalog.tree_method(target) if isinstance(target, str) else None
+        if key is None:
+            return {"value": "A draft tree", "visible": False}
+        name = self._catalog.method(key).title.split(" for ")[0]
+        return {"value": f"A draft tree ({name} as in the paper)", "visible": True}
+
+    def listen(self, page: Page) -> None:
+        """Fill in the page's form with the settings of an example when it is run."""
+
+        @skip_on_fault("an example")
+        def fill(draws_tree: bool, target: Any) -> Updates:
+            return page.open(target, *self._method(target, draws_tree))
+
+        for button, draws_tree in self.buttons.items():
+            button.click(partial(fill, draws_tree), self._target, page.open_outputs, **UNQUEUED)
+        self._target.change(
+            lambda target: gr.update(**self._about(target)), self._target, self._tree, **UNQUEUED
+        )
+
+    def _method(self, target: Any, draws_tree: bool) -> tuple[str, dict[str, Any]]:
+        """Method of an example, and the settings that differ from its own."""
+        name = self._catalog.target(target).name
+        tree = self._catalog.tree_method(name) if draws_tree else None
+        return tree or self._catalog.first_method(name), {"drafting": "as set"} if tree else {}
+
+    def request(self, draws_tree: bool, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Input of `read_request` for an example, from that of the page.
+
+        Its prompt is the one in the box or else the first example prompt.
+        """
+        method, settings = self._method(raw["target"], draws_tree)
+        return {
+            **{name: raw[name] for name in ("target", "dtype", "mode")},
+            "method": method,
+            "prompt": str(raw["prompt"] or "").strip() or self._catalog.first_prompt(),
+            "form": {"values": {"method": settings}},
+        }

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from playground.web.access import MAX_UPLOAD_BYTES, Access, AccessControl, bracketed
-from playground.web.components import module_address, module_routes, static_text
+from playground.web.components import module_address, module_route, static_text
 
 STREAMS_END_S = 1
 """Time that open streams have to end by themselves when the server shuts down."""
@@ -104,7 +104,7 @@ def launch(page: gr.Blocks, access: Access, port: int, routes: Sequence[BaseRout
         ssr_mode=False,
         app_kwargs={
             "middleware": [Middleware(SecurityHeaders), Middleware(AccessControl, access=access)],
-            "routes": [*module_routes(), *routes],
+            "routes": [module_route(), *routes],
             "openapi_url": None,
             "docs_url": None,
             "redoc_url": None,

@@ -100,49 +100,43 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
         menus = [(target, method, host.menu.drafting) for target, method in drafting]
         menus.append((generate.target, generate.method, host.menu.choices))
         train.listen(page, generate, compare, menus)
-        Palette(generate, runs)
+        add_palette(generate, runs)
     return page
 
 
-class Palette:
-    """Component and listeners of Ctrl+K: methods are picked on Generate, runs opened on Runs.
+def add_palette(generate: GeneratePage, runs: RunsPage) -> None:
+    """Ctrl+K: methods are picked on Generate, runs opened on Runs; the browser adds the rest."""
+    methods_of = generate.host.menu.choices
+    box = module_component(
+        "palette.js", template="", events=["opened", "method", "run"], elem_id="pg-palette-box"
+    )
 
-    The browser adds tabs and buttons.
-    """
-
-    def __init__(self, generate: GeneratePage, runs: RunsPage) -> None:
-        self._generate, self._runs = generate, runs
-        box = module_component(
-            "palette.js",
-            template="",
-            events=["opened", "method", "run"],
-            elem_id="pg-palette-box",
-        )
-        box.opened(self._entries, generate.target, box, **RAW)
-        picked = [generate.tabs, generate.method]
-        box.method(self._pick, [box, generate.target], picked, **RAW)
-        outputs = [runs.tabs, runs.table, *runs.open_run.outputs]
-        box.run(self._open, [box, *runs.inputs], outputs, **RAW)
-
-    def _entries(self, target: Any) -> dict[str, Any]:
+    def list_entries(target: Any) -> dict[str, Any]:
         """Titles and keys of the methods for the picked target and of the newest runs."""
-        rows = self._runs.log.rows(RunQuery(limit=MAX_RUNS))
+        rows = runs.log.rows(RunQuery(limit=MAX_RUNS))
         return {
-            "methods": self._generate.host.menu.choices(target),
-            "runs": [(self._title(row), row.id) for row in rows],
+            "methods": methods_of(target),
+            "runs": [(run_title(row), row.id) for row in rows],
         }
 
-    def _title(self, row: RunSummary) -> str:
-        words = " ".join((row.name or row.prompt_text).split())
-        return f"{row.method_title} · {words:.60} · {row.created_at.astimezone():%d %b %H:%M}"
-
-    def _pick(self, value: Any, target: Any) -> list[Any]:
+    def pick_method(value: Any, target: Any) -> list[Any]:
         picked = text_of(value, "picked")
-        if picked not in [key for _, key in self._generate.host.menu.choices(target)]:
+        if picked not in [key for _, key in methods_of(target)]:
             return [gr.skip(), gr.skip()]
         return [switch_to("generate"), picked]
 
-    def _open(self, value: Any, *table: Any) -> Updates:
-        runs, run = self._runs, text_of(value, "picked")
+    def open_run(value: Any, *table: Any) -> Updates:
+        run = text_of(value, "picked")
         rows = skip_on_fault("opening a run")(runs.draw_repeated)(run, *table)
         return {runs.tabs: switch_to("runs"), runs.table: rows, **runs.open_run.opened(run)}
+
+    box.opened(list_entries, generate.target, box, **RAW)
+    box.method(pick_method, [box, generate.target], [generate.tabs, generate.method], **RAW)
+    outputs = [runs.tabs, runs.table, *runs.open_run.outputs]
+    box.run(open_run, [box, *runs.inputs], outputs, **RAW)
+
+
+def run_title(row: RunSummary) -> str:
+    """A run in one line."""
+    words = " ".join((row.name or row.prompt_text).split())
+    return f"{row.method_title} · {words:.60} · {row.created_at.astimezone():%d %b %H:%M}"

@@ -21,7 +21,7 @@ class ComparePage:
         self.tab: Any = page.tab
 
     def go(self) -> None:
-        self.tab.get_by_role("tab", name="Compare").click()
+        self.page.go("Compare")
         self.tab.wait_for_selector(f"{RESULTS} .panel")
 
     @property
@@ -132,16 +132,7 @@ class ComparePage:
 
     def shown_text(self, panel: int) -> str:
         """What a panel shows of its answer at this moment of the race."""
-        text = (
-            self.tab.locator(f"{RESULTS} .panel")
-            .nth(panel)
-            .locator(".tokens")
-            .evaluate(
-                "node => [...node.children].filter(c => !c.matches('.rejected, .eos, .prompt')"
-                " && getComputedStyle(c).visibility !== 'hidden').map(c => c.textContent).join('')"
-            )
-        )
-        return str(text)
+        return self.page.text(RESULTS.removeprefix("#"), panel)
 
     def rows(self) -> list[str]:
         """Names of the configurations in the table."""
@@ -152,6 +143,3 @@ class ComparePage:
         heads = self.tab.locator(f"{TABLE} th").all_inner_texts()
         row = self.tab.locator(f'{TABLE} tr[data-row="{name}"] td')
         return str(row.nth(heads.index(column)).inner_text())
-
-    def why(self, name: str) -> str:
-        return str(self.tab.locator(f'{TABLE} [data-why="{name}"]').inner_text())

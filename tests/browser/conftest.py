@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from playground.trees.tables import save_table
 from storage import RunLog
-from tests.browser.pages import GeneratePage
+from tests.browser.pages import GeneratePage, Violations
 from tests.browser.trees import PROMPTS, TreePage, Tuned
 from tests.engine.tuning.tables import made_up_table
 from tests.playground.asks import finished, start
@@ -23,16 +24,8 @@ from tests.playground.tree_tiny import tree_catalog
 CHROMIUM = (
     os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 )
-FLAGS = [
-    "--no-sandbox",
-    "--headless=new",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="package")
@@ -79,11 +72,27 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
 def tree(chromium: Any, tuned: Tuned) -> Iterator[TreePage]:
     """A fresh tab on the Tree page, on the Medusa method."""
     with GeneratePage.opened(chromium, tuned.served.url) as page:
-        page.tab.get_by_role("tab", name="Tree", exact=True).click()
+        page.go("Tree")
         editor = TreePage(page)
         editor.ready()
         yield editor
         page.check_clean()
+
+
+@pytest.fixture(scope="session")
+def violations() -> Violations:
+    package = "axe_playwright_python"
+    pytest.importorskip(package, reason="axe-playwright-python is not installed")
+    axe = files(package).joinpath("axe.min.js").read_text(encoding="utf-8")
+
+    def found(tab: Any) -> list[str]:
+        tab.evaluate(axe)
+        return [
+            f"{one['id']}: {one['help']} ({len(one['nodes'])} ×, {one['nodes'][0]['html']:.200})"
+            for one in tab.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+        ]
+
+    return found
 
 
 @pytest.fixture

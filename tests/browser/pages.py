@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,11 @@ from tests.playground.serving import with_token
 WAIT_MS = 30_000
 LISTED = "ul[role=listbox] li"
 NARROW = {"width": 420, "height": 1000}
+VISIBLE_TEXT = """node => [...node.children].filter(
+  (part) => !part.matches(".rejected, .eos, .prompt")
+    && getComputedStyle(part).visibility !== "hidden").map((part) => part.textContent).join("")"""
+Violations = Callable[[Any], list[str]]
+"""What axe-core finds wrong with a tab: each with the first of the elements that it is about."""
 
 
 @dataclass
@@ -114,6 +119,14 @@ class GeneratePage:
         self.tab.fill("#pg-prompt textarea", prompt)
         self.tab.keyboard.press("Control+Enter")
 
+    def stream(self, prompt: str, tokens: int = 90, delay_ms: int = 60) -> None:
+        """A run of a few seconds, seen to stream."""
+        self.pick_method("Scripted tree", "max_draft_len")
+        self.short(tokens)
+        self.set("delay_ms", str(delay_ms))
+        self.start(prompt)
+        self.tab.wait_for_selector("#pg-panel .tokens :is(.bonus, .recovered)")
+
     def wait_state(self, *states: str, panel: str = "pg-panel") -> None:
         """Wait until the panel's run is in one of the states."""
         any_of = ", ".join(f'#{panel} .panel[data-state="{state}"]' for state in states)
@@ -133,13 +146,17 @@ class GeneratePage:
         self.tab.wait_for_function(f"old => ({last}) !== old", arg=before, timeout=WAIT_MS)
         self.wait_done()
 
-    def text(self, panel: str = "pg-panel") -> str:
-        """The last answer's text."""
-        text = self.tab.locator(f"#{panel} .tokens").last.evaluate(
-            "node => [...node.children].filter(c => !c.matches('.rejected, .eos, .prompt'))"
-            ".map(c => c.textContent).join('')"
-        )
-        return str(text)
+    def text(self, panel: str = "pg-panel", nth: int = -1) -> str:
+        """An answer's text, as much as is visible of it; by default the last one's."""
+        return str(self.tab.locator(f"#{panel} .tokens").nth(nth).evaluate(VISIBLE_TEXT))
+
+    def go(self, name: str) -> None:
+        """Select the tab of a page; those that a narrow window has no room for are in a menu."""
+        shown = self.tab.get_by_role("tab", name=name, exact=True)
+        if not shown.is_visible():
+            self.tab.locator(".overflow-menu > button").click()
+            shown = self.tab.locator(".overflow-dropdown button", has_text=name)
+        shown.click()
 
     def show_theme(self, theme: str) -> None:
         """Light or dark, once colours that fade have faded."""
@@ -165,6 +182,13 @@ def choose(tab: Any, dropdown: str, text: str) -> None:
     """Choose the first entry with this text in a dropdown."""
     tab.locator(dropdown).first.click()
     tab.locator(LISTED, has_text=re.compile(re.escape(text))).first.click()
+
+
+def saved(tab: Any, button: str) -> tuple[str, str]:
+    """Name and text of the file that a button saves."""
+    with tab.expect_download() as download:
+        tab.click(button)
+    return download.value.suggested_filename, Path(download.value.path()).read_text()
 
 
 def box_of(form: Any, field: str) -> Any:

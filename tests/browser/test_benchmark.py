@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -12,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.plan import BASELINE_NAME
-from tests.browser.pages import WAIT_MS, GeneratePage, box_of
+from tests.browser.pages import WAIT_MS, GeneratePage, box_of, saved
 from tests.playground.compare.corrupted import with_corrupted
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import ScriptedDrafter
@@ -37,7 +34,7 @@ def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bench(page: GeneratePage) -> Iterator[Any]:
     """The tab, on the Benchmark page with one configuration of the two that it begins with."""
-    page.tab.get_by_role("tab", name="Benchmark").click()
+    page.go("Benchmark")
     page.tab.locator("#pg-benchmark-form .pg-group").nth(1).wait_for()
     page.tab.wait_for_selector("#pg-benchmark-extent .pg-field-repeats")
     leave_out(page.tab, 1)
@@ -118,19 +115,13 @@ def test_a_benchmark_shows_and_saves_its_report_and_leads_to_other_pages(
     bench.screenshot(path=shots / "benchmark.png", full_page=True)
 
     stored = served.log.benchmarks.list(1)[0]
-    with bench.expect_download() as download:
-        bench.click("#pg-benchmark-report >> text=report.json")
-    report = json.loads(Path(download.value.path()).read_text())
+    report = json.loads(saved(bench, "#pg-benchmark-report >> text=report.json")[1])
     assert report["benchmark"] == stored.id and report["status"] == "completed"
     assert len(report["requests"]) == 2 * 3 * 2
-    with bench.expect_download() as download:
-        bench.click("#pg-benchmark-report >> text=speedup.csv")
-    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
-    assert {row["configuration"] for row in rows} == {BASELINE_NAME, "three", "two"}
     bench.click("#pg-benchmark-runs")
     bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
     bench.locator("#pg-runs .count", has_text="of 12").wait_for()
-    bench.get_by_role("tab", name="Benchmark").click()
+    GeneratePage(bench).go("Benchmark")
     bench.click("#pg-benchmark-deploy")
     bench.wait_for_selector("#pg-deploy-engine")
     assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
@@ -186,10 +177,3 @@ def test_what_cannot_run_is_said_before_it_is_started(bench: Any) -> None:
     set_extent(bench, limit_per_category="many")
     bench.wait_for_selector("#pg-benchmark-outlook .faulty")
     assert "limit_per_category must be" in bench.inner_text("#pg-benchmark-outlook")
-
-
-def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
-    with GeneratePage.opened(chromium, served.url, path="/?benchmark=nothing") as page:
-        page.tab.wait_for_selector("#pg-benchmark-state .pg-alert", timeout=WAIT_MS)
-        assert "No experiment 'nothing'" in page.tab.inner_text("#pg-benchmark-state .pg-alert")
-        page.check_clean()

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.report.statistics import NO_INTERVAL
 from playground.host.stream import pieces
 from storage import RunLog
-from tests.browser.comparing import COMPARE_MS, RESULTS, ComparePage
-from tests.browser.pages import NARROW, GeneratePage
-from tests.playground.asks import finished, start
+from tests.browser.comparing import COMPARE_MS, RESULTS, TABLE, ComparePage
+from tests.browser.pages import GeneratePage, saved
 from tests.playground.compare.corrupted import with_corrupted
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import ScriptedDrafter
@@ -54,7 +52,7 @@ def stored_ms(log: RunLog, run_id: str) -> list[float]:
 def test_the_prompt_of_generate_goes_along_until_another_is_written(page: ComparePage) -> None:
     opened, box = page.page, page.tab.locator("#pg-cmp-prompt textarea")
     for prompt, expected in (("First.", "First."), ("Second.", "Second."), ("Third.", "My own.")):
-        opened.tab.get_by_role("tab", name="Generate").click()
+        opened.go("Generate")
         opened.short(8)
         opened.generate(prompt)
         page.go()
@@ -115,7 +113,7 @@ def follow_race(page: ComparePage, served: Served, clocks: list[list[float]]) ->
     ]
 
 
-def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> None:
+def test_four_configurations_on_a_suite(page: ComparePage, served: Served, shots: Path) -> None:
     page.leave(1)
     page.add("Corrupted")
     for number, length in ((2, "2"), (3, "5")):
@@ -130,15 +128,11 @@ def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> No
     assert page.page.count(f"{RESULTS} .panel") == page.page.count(f"{RESULTS} .lane") == 5
     assert page.cell(names[0], "answers") == "identical"
     assert re.search(r"a fault, from token \d+", page.cell("Corrupted", "answers"))
-    assert "the method is at fault" in page.why("Corrupted")
-    assert "top-2 logit gap" in page.why("Corrupted")
+    why = page.tab.inner_text(f'{TABLE} [data-why="Corrupted"]')
+    assert "the method is at fault" in why and "top-2 logit gap" in why
     assert "lossy by design" in page.cell(names[2], "answers")
-    assert re.match(r"\d\.\d\d×|–", page.cell(names[0], "speedup"))
-    speedup = page.cell(names[0], "speedup")
-    assert any(words in speedup for words in ("…", *NO_INTERVAL.values(), "unreliable"))
     for name, lane in zip(page.rows()[1:], page.lanes()[1:], strict=True):
         assert lane["speedup"] == page.cell(name, "speedup").split()[0]
-    assert "MAT · t_plain / (t_draft + t_verify + t_other)" in page.why(names[0])
     before = [lane["run"] for lane in page.lanes()]
     page.tab.select_option(f"{RESULTS} .race-pickers select >> nth=0", index=0)
     page.tab.wait_for_function(
@@ -146,8 +140,8 @@ def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> No
     )
     page.wait_final()
     prompts = [served.log.get(lane["run"]) for lane in page.lanes()]
-    assert {run.prompt_text for run in prompts if run is not None} == {"Say hello."}
-    assert len(prompts) == 5
+    assert [run.prompt_text for run in prompts if run is not None] == ["Say hello."] * 5
+    page.page.check_width(shots, "compare")
 
 
 def test_panels_stream_show_steps_on_demand_and_stop_keeps_what_ran(
@@ -202,10 +196,9 @@ def test_a_comparison_is_saved_as_a_page_that_opens_offline(
     page.leave(1)
     page.short(24, repeats=2)
     page.compare("</pre><script>document.title = 'taken over'</script><img src=x onerror=alert(1)>")
-    with page.tab.expect_download() as download:
-        page.tab.click("#pg-cmp-share")
-    file = tmp_path / download.value.suggested_filename
-    download.value.save_as(file)
+    name, text = saved(page.tab, "#pg-cmp-share")
+    file = tmp_path / name
+    file.write_text(text)
     with chromium.new_context(offline=True) as context:
         alone = context.new_page()
         asked: list[str] = []
@@ -216,23 +209,6 @@ def test_a_comparison_is_saved_as_a_page_that_opens_offline(
         assert alone.title().startswith("Comparison · </pre><script>")
         assert alone.locator("svg rect").count() == 2 and alone.locator("script, img").count() == 0
         alone.screenshot(path=shots / "shared.png", full_page=True)
-
-
-def test_a_link_of_runs_fills_the_form_or_says_why_not(chromium: Any, served: Served) -> None:
-    runs = [
-        finished(start(served.host, prompt="Take me.", settings={"max_draft_len": n}))
-        for n in ("2", "7")
-    ]
-    with GeneratePage.opened(chromium, served.url, path="/?compare=nothing,too") as opened:
-        assert "must be" in (said := ComparePage(opened).alert()) or "in the log" in said
-    path = "/?compare=" + ",".join(str(run.log_id) for run in runs)
-    with GeneratePage.opened(chromium, served.url, path=path) as opened:
-        page = ComparePage(opened)
-        page.tab.wait_for_selector(f"{RESULTS} .panel")
-        assert page.tab.input_value("#pg-cmp-prompt textarea") == "Take me."
-        lengths = [page.field(i, "max_draft_len") for i in range(2)]
-        assert [field.locator("input").first.input_value() for field in lengths] == ["2", "7"]
-        opened.check_clean()
 
 
 def test_an_error_is_one_sentence_and_keeps_what_is_on_show(page: ComparePage) -> None:
@@ -249,16 +225,3 @@ def test_an_error_is_one_sentence_and_keeps_what_is_on_show(page: ComparePage) -
     assert "empty" in page.alert()
     assert page.shown_text(1) == text and page.rows() == rows
     assert len(page.lanes()) == 2
-
-
-def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> None:
-    with GeneratePage.opened(chromium, served.url, viewport=NARROW) as opened:
-        page = ComparePage(opened)
-        page.go()
-        page.leave(1)
-        page.add("Corrupted")
-        page.short()
-        page.compare("Say hello.")
-        page.wait_raced(3)
-        opened.check_width(shots, "compare")
-        opened.check_clean()

@@ -59,7 +59,7 @@ def test_newcomer_meets_a_branching_tree_in_one_click(
         page.tab.wait_for_selector("#pg-fastest-close")
         advice = page.tab.inner_text("#pg-fastest-state")
         assert "× plain decoding" in advice and "Tried on your prompt" in advice
-        page.tab.get_by_role("tab", name="Deploy").click()
+        page.go("Deploy")
         engines = page.tab.locator("#pg-deploy-engine", has_text="GGUF")
         engines.wait_for()
         assert engines.inner_text().count("GGUF") == 1
@@ -71,7 +71,7 @@ def test_a_picked_target_goes_to_every_page_and_leaves_nothing_that_cannot_run(
     with GeneratePage.opened(chromium, embedded.url) as page:
         page.pick("target", "Tiny random Llama")
         for name in ("Benchmark", "Sweep"):
-            page.tab.get_by_role("tab", name=name).click()
+            page.go(name)
             at = f"#pg-{name.lower()}"
             picked = page.tab.locator(at).get_by_role("combobox", name="Target")
             assert picked.input_value().startswith("Tiny random Llama")

@@ -1,9 +1,8 @@
-"""Nothing moves while pages load or texts stream, and nothing scrolls sideways."""
+"""Nothing moves while pages load or texts stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,10 @@ from tests.browser.pages import NARROW, GeneratePage
 from tests.playground.serving import Served, serving_tiny, with_token
 
 pytestmark = pytest.mark.browser
+SHIFTS = """window.shift = 0;
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) window.shift += entry.value;
+  }).observe({ type: "layout-shift", buffered: %s });"""
 WIDE = {"width": 1440, "height": 1000}
 
 
@@ -20,36 +23,9 @@ def test_nothing_moves_while_streaming(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     page.short(300)
     page.generate("Warm up.")
-    page.tab.evaluate(
-        """() => {
-          window.shift = 0;
-          new PerformanceObserver((list) => {
-            for (const entry of list.getEntries()) window.shift += entry.value;
-          }).observe({ type: "layout-shift" });
-        }"""
-    )
+    page.tab.evaluate(SHIFTS % "false")
     page.generate("Now hold still.")
     assert page.tab.evaluate("window.shift") < 0.1
-
-
-def show_tab(tab: Any, name: str) -> None:
-    """Click a tab; those that a narrow window has no room for are in a menu."""
-    shown = tab.get_by_role("tab", name=name, exact=True)
-    if not shown.is_visible():
-        tab.locator(".overflow-menu > button").click()
-        shown = tab.locator(".overflow-dropdown button", has_text=name)
-    shown.click()
-
-
-def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> None:
-    with GeneratePage.opened(chromium, served.url, viewport=NARROW) as page:
-        page.generate("Say hello.")
-        page.check_width(shots, "generate")
-        show_tab(page.tab, "Runs")
-        page.tab.locator("#pg-runs tbody tr").first.click()
-        page.wait_done("pg-run-panel")
-        page.check_width(shots, "runs")
-        page.check_clean()
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +39,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_nothing_moves_while_pages_load(chromium: Any, shipped: Served, viewport: Any) -> None:
     context = chromium.new_context(viewport=viewport)
-    context.add_init_script(
-        """window.shift = 0;
-        new PerformanceObserver((list) => {
-          for (const entry of list.getEntries()) window.shift += entry.value;
-        }).observe({ type: "layout-shift", buffered: true });"""
-    )
+    context.add_init_script(SHIFTS % "true")
     tab = context.new_page()
 
     def load(name: str) -> float:
@@ -79,7 +50,7 @@ def test_nothing_moves_while_pages_load(chromium: Any, shipped: Served, viewport
 
     def show(name: str) -> float:
         tab.evaluate("window.shift = 0")
-        show_tab(tab, name)
+        GeneratePage(tab).go(name)
         tab.wait_for_timeout(2000)
         return float(tab.evaluate("window.shift"))
 

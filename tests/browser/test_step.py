@@ -85,7 +85,7 @@ def test_a_node_its_token_and_its_row_of_the_mask_are_one(step: Any) -> None:
     step.wait_for_selector(f"{VIEW} .node.draft.on.pointed")
 
 
-def test_a_walk_plays_pauses_and_changes_speed(step: Any) -> None:
+def test_a_walk_plays_pauses_changes_speed_and_goes_by_hand(step: Any) -> None:
     count = step.locator("#pg-panel .walk-count")
     step.click("#pg-panel .walk-start")
     speed = step.locator("#pg-panel .walk select")
@@ -103,8 +103,17 @@ def test_a_walk_plays_pauses_and_changes_speed(step: Any) -> None:
     )
     step.emulate_media(reduced_motion="reduce")
     step.get_by_role("button", name="close").click()
-    step.click("#pg-panel .walk-start")
+    step.keyboard.press("p")
+    step.wait_for_selector("#pg-panel .walk:not([hidden])")
     assert play.inner_text() == "play", "it waits where motion is not wanted"
+    wrong = step.locator("#pg-panel :is(.wrong, .faded)")
+    while len({*count.inner_text().split(" of ")}) == 2:
+        step.get_by_role("button", name="one picture on").click()
+        assert not step.locator("#pg-panel .tree .dark").count(), "that is Gradio's dark theme"
+    assert wrong.count() and "chain" in step.inner_text("#pg-panel .walk-text").lower()
+    step.keyboard.press("p")
+    step.wait_for_selector("#pg-panel .walk", state="hidden")
+    assert not wrong.count()
 
 
 @pytest.mark.parametrize("width", [1440, 1024])

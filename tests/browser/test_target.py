@@ -54,7 +54,7 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         tab.wait_for_function("document.querySelector('#pg-target input')?.value === 'other'")
         assert "other" in tab.inner_text("#pg-target-state"), "it is loaded still"
         page.generate("And again.")
-        tab.get_by_role("tab", name="Compare", exact=True).click()
+        page.go("Compare")
         tab.click("#pg-cmp-target input")
         tab.locator("ul[role=listbox] li", has_text="other").wait_for()
         tab.keyboard.press("Escape")

@@ -10,14 +10,14 @@ import pytest
 
 from engine.tree import ChoiceTree
 from engine.tuning.replay import replay
-from tests.browser.pages import NARROW, GeneratePage
+from tests.browser.pages import GeneratePage, saved
 from tests.browser.trees import DOCUMENTED, TreePage, Tuned, keys_of, linked, shown_mat
 from tests.engine.tuning.tables import random_tree
 
 pytestmark = pytest.mark.browser
 
 
-def test_the_documented_tree_is_built_by_keyboard_alone(tree: TreePage, tuned: Tuned) -> None:
+def test_a_tree_is_built_by_keyboard_and_edits_are_undone(tree: TreePage, tuned: Tuned) -> None:
     for _ in range(150):
         tree.press("Tab")
         if tree.focused() is not None:
@@ -38,26 +38,16 @@ def test_the_documented_tree_is_built_by_keyboard_alone(tree: TreePage, tuned: T
     assert tree.figure("steps").startswith(f"{wanted.num_steps} / ")
     assert tree.said().startswith("Added [1, 1]. 9 nodes, depth 4, MAT ")
     tree.wait_link(DOCUMENTED)
-
-
-def test_edits_are_undone_and_redone(tree: TreePage, tuned: Tuned) -> None:
-    before, mat = tree.nodes(), tree.figure("mat")
-    assert tree.tool("undo").is_disabled() and tree.tool("redo").is_disabled()
-    tree.host.locator('[data-key="0"]').click()
-    tree.press("Delete")
-    after = tree.nodes()
-    assert after == ["", "1", "1.0", "1.1"]
-    tree.press("Control+z")
-    assert (tree.nodes(), tree.figure("mat")) == (before, mat)
-    tree.press("Control+Shift+Z")
-    assert tree.nodes() == after
-    assert tree.figure("mat") == shown_mat(tuned.table, ChoiceTree.parse("[[1],[1,0],[1,1]]"))
+    assert tree.tool("redo").is_disabled()
     tree.tool("undo").click()
-    tree.tool("undo").wait_for(state="visible")
-    assert tree.tool("undo").is_disabled() and tree.nodes() == before
+    tree.press("Control+z")
+    assert tree.nodes() == [key for key in keys_of(DOCUMENTED) if key not in ("1.0", "1.1")]
+    tree.press("Control+Shift+Z")
+    tree.tool("redo").click()
+    assert tree.nodes() == keys_of(DOCUMENTED) and tree.tool("redo").is_disabled()
 
 
-def test_the_mouse_adds_removes_folds_and_asks_what_a_node_is_worth(
+def test_the_mouse_adds_folds_zooms_and_asks_what_a_node_is_worth(
     tree: TreePage, tuned: Tuned
 ) -> None:
     node = tree.host.locator('[data-key="1"]')
@@ -81,11 +71,6 @@ def test_the_mouse_adds_removes_folds_and_asks_what_a_node_is_worth(
     assert f"\u2192 {shown_mat(tuned.table, rest)}" in loss
     words = tree.host.locator(".info .facts").inner_text()
     assert re.search(r"tried \d+ times, accepted \d+ \(\d+% of tries", words)
-
-
-def test_every_node_has_a_name_and_the_view_zooms(tree: TreePage) -> None:
-    items = tree.host.locator("[role=tree] [role=treeitem]")
-    assert items.count() == 10 and all(item.get_attribute("aria-label") for item in items.all())
     svg = tree.host.locator("svg[role=tree]")
     before = svg.bounding_box()["width"]
     tree.tool("in").click()
@@ -158,27 +143,26 @@ FAULTS = [
 def test_a_fault_of_an_import_is_named_and_selected(tree: TreePage) -> None:
     before = tree.nodes()
     tree.tool("import").click()
-    box, alert = (
-        tree.host.locator("textarea[aria-label='tree as text']"),
-        tree.host.locator(".sheet [role=alert]"),
-    )
+    box = tree.host.locator("textarea[aria-label='tree as text']")
+    alert = tree.host.locator(".sheet [role=alert]")
     for text, says in FAULTS:
         box.fill(text)
         alert.evaluate("node => { node.textContent = '' }")
-        tree.host.get_by_role("button", name="Open this tree").click()
+        tree.tool("read").click()
         tree.tab.wait_for_function(
             "document.querySelector('#pg-tree .sheet [role=alert]').textContent !== ''"
         )
         assert says in alert.inner_text(), text
         assert box.get_attribute("aria-invalid") == "true"
-    selected = "node => node.value.slice(node.selectionStart, node.selectionEnd)"
     box.fill("[[0], [0, x]]")
-    tree.host.get_by_role("button", name="Open this tree").click()
-    tree.tab.wait_for_function(f"({selected})(document.querySelector('#pg-tree .sheet textarea"
-                               "[aria-invalid]')) === 'x'")  # fmt: skip
+    tree.tool("read").click()
+    tree.tab.wait_for_function(
+        "node => node.value.slice(node.selectionStart, node.selectionEnd) === 'x'",
+        arg=box.element_handle(),
+    )
     assert tree.nodes() == before
     box.fill("{0}, {1}, {0, 2}")
-    tree.host.get_by_role("button", name="Open this tree").click()
+    tree.tool("read").click()
     tree.wait_figure("nodes", "^3 / 2$")
     assert tree.nodes() == ["", "0", "1", "0.2"]
     assert "from Triton braces" in tree.said()
@@ -194,10 +178,8 @@ def test_a_tree_goes_out_and_comes_back_as_a_file(tree: TreePage, tmp_path: Path
     tree.tab.wait_for_function(
         "document.querySelector('#pg-tree [aria-label=\"exported tree\"]').value.startsWith('{0}')"
     )
-    with tree.tab.expect_download() as waiting:
-        sheet.get_by_role("button", name="Download").click()
     file = tmp_path / "tree.txt"
-    waiting.value.save_as(file)
+    file.write_text(saved(tree.tab, "#pg-tree [data-tool=download]")[1])
     assert file.read_text().startswith("{0}, {1}, {0, 0}")
     before = tree.nodes()
     tree.host.locator('[data-key="0"]').click()
@@ -226,21 +208,3 @@ def test_presets_open_and_own_trees_are_kept(tree: TreePage, tuned: Tuned) -> No
     assert tree.tab.evaluate("window.hacked") is None
     tree.host.get_by_role("button", name="Delete the saved tree with this name").click()
     option.wait_for(state="detached")
-
-
-def test_a_damaged_link_says_so(chromium: Any, tuned: Tuned) -> None:
-    path = "/?tree=%3Cimg%20src=x%3E&method=medusa"
-    with GeneratePage.opened(chromium, tuned.served.url, path=path) as page:
-        page.tab.locator("#pg-tree .alert", has_text="cannot be read").wait_for()
-        page.check_clean()
-
-
-def test_the_page_fits_its_width(chromium: Any, tuned: Tuned, shots: Path) -> None:
-    path = f"/?tree={linked(DOCUMENTED)}&method=medusa"
-    with GeneratePage.opened(chromium, tuned.served.url, path=path, viewport=NARROW) as page:
-        tree = TreePage(page)
-        tree.ready()
-        tree.wait_figure("mat", r"^\d")
-        page.tab.wait_for_selector("#pg-tree [data-card=optimise] .plot .scatterlayer .trace")
-        page.check_width(shots, "tree")
-        page.check_clean()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from tests.browser.trees import DOCUMENTED, PROMPTS, TreePage, Tuned, shown_mat
 pytestmark = pytest.mark.browser
 
 
-def test_the_best_tree_is_a_ghost_until_it_is_accepted(tree: TreePage, tuned: Tuned) -> None:
+def test_the_best_tree_is_a_ghost_until_it_is_accepted(
+    tree: TreePage, tuned: Tuned, shots: Path
+) -> None:
     before = tree.nodes()
     why = re.compile(r"9 nodes as a chain accept \d\.\d\d drafts a step.*as the best tree \d")
     tree.host.locator("[data-part=against]", has_text=why).wait_for()
@@ -40,9 +43,9 @@ def test_the_best_tree_is_a_ghost_until_it_is_accepted(tree: TreePage, tuned: Tu
     tree.press("Control+z")
     assert tree.nodes() == before
     tree.tab.wait_for_selector("#pg-tree [data-card=optimise] .plot .scatterlayer .trace")
+    tree.page.check_width(shots, "tree")
     tree.pick("category", "code")
-    category = replay(tuned.table.only("code"), DOCUMENTED)
-    assert tree.figure("mat") == f"{category.mat:.3f}"
+    assert tree.figure("mat") == shown_mat(tuned.table.only("code"), DOCUMENTED)
 
 
 def test_latency_is_measured_and_predicts_and_a_run_checks_it(tree: TreePage) -> None:
@@ -69,7 +72,7 @@ def test_latency_is_measured_and_predicts_and_a_run_checks_it(tree: TreePage) ->
     tree.tab.get_by_label("Completion").check()
     tree.page.short(24)
     tree.page.generate("Say hello.")
-    tree.tab.get_by_role("tab", name="Tree", exact=True).click()
+    tree.page.go("Tree")
     card = tree.host.locator("[data-card=runs]")
     card.scroll_into_view_if_needed()  # it asks once it is seen
     row = card.locator("tbody tr", has_text="Say hello.")
@@ -85,7 +88,7 @@ def test_latency_is_measured_and_predicts_and_a_run_checks_it(tree: TreePage) ->
 
 
 def test_a_forms_tree_is_edited_on_the_tree_page(tree: TreePage) -> None:
-    tree.tab.get_by_role("tab", name="Generate", exact=True).click()
+    tree.page.go("Generate")
     tree.page.pick_method("Tiny Medusa", "acceptance")
     form = tree.tab.locator("#pg-method-form")
     form.get_by_role("button", name="List of paths").click()
@@ -117,11 +120,8 @@ def test_ranks_are_measured_with_progress_and_stop(
         assert job.locator(".progress").get_attribute("aria-valuenow") == "0"
         job.get_by_role("button", name="Stop").click()
         tree.host.locator(".bar .job-text", has_text="Stopped").wait_for()
-    run = next(o for o in tree.host.locator("[data-picker=source] option").all_inner_texts()
-               if o.startswith("suite"))  # fmt: skip
-    assert run == label
     tree.page.reload()
-    tree.tab.get_by_role("tab", name="Tree", exact=True).click()
+    tree.page.go("Tree")
     tree.ready()
     tree.pick("method", "Tiny EAGLE")
     tree.pick("source", label)

@@ -24,6 +24,7 @@ BODY: dict[str, Any] = {"data": {}, "component_id": 1, "fn_name": "x", "session_
 def test_nothing_is_had_without_the_token(served: Served) -> None:
     for path in ("/", "/config", f"{API}/info", f"{API}/queue/data?session_hash=a", "/static/x"):
         assert httpx.get(served.url + path).status_code == 401, path
+    assert httpx.get(f"{served.url}/manifest.json").status_code == 200, "browsers ask without it"
     assert httpx.post(served.url + CALL, json=BODY).status_code == 401
     wrong = {"authorization": "Bearer wrong"}
     assert httpx.get(served.url, headers=wrong).status_code == 401
@@ -52,13 +53,24 @@ def test_no_token_is_for_loopback_only() -> None:
 
 
 def test_without_a_token_programs_pass_and_foreign_pages_do_not(tmp_path: Path) -> None:
-    with serving_tiny(tmp_path, Access(token=None)) as served:
+    with serving_tiny(tmp_path, Access("::1", token=None)) as served:
+        assert served.url.startswith("http://[::1]:")
         assert httpx.get(f"{served.url}/config").status_code == 200
+        assert httpx.get(served.url, headers={"origin": served.url}).status_code == 200
         foreign = {"sec-fetch-site": "cross-site"}
         assert httpx.post(served.url + CALL, json=BODY, headers=foreign).status_code == 403
 
 
 # ---- pages of others
+
+
+def test_every_response_carries_the_policy(served: Served) -> None:
+    with served.client() as client:
+        answers = [httpx.get(served.url), client.get("/")]
+    for answer in answers:
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
 
 ORIGINS = "null https://evil.example http://localhost:1 http://127.0.0.1:1 http://127.0.0.1".split()
 FOREIGN: list[dict[str, str]] = [
@@ -126,13 +138,6 @@ def test_every_interface_is_not_every_name(tmp_path: Path) -> None:
             assert client.get("/", headers={"host": "box.lan:80"}).status_code == 200
             assert client.get("/").status_code == 200
         assert httpx.get(served.url).status_code == 401
-
-
-def test_ipv6_loopback_works(tmp_path: Path) -> None:
-    with serving_tiny(tmp_path, Access("::1", token=TOKEN)) as served:
-        assert served.url.startswith("http://[::1]:")
-        with served.client(headers={"origin": served.url}) as client:
-            assert client.get("/").status_code == 200
 
 
 # ---- files and calls

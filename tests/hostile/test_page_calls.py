@@ -10,7 +10,8 @@ import json
 import random
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ pytestmark = pytest.mark.slow
 
 API = "/gradio_api"
 JSON_TYPE = {"content-type": "application/json"}
-NUM_SHORT = 500
-NUM_LONG = 6000
+Listener = tuple[int, str, list[Any]]
+"""Its number, its name and what its inputs hold."""
 RUN = "0123456789abcdef"
 QUESTIONS: dict[str, dict[str, Any]] = {
     "since": {"run": RUN, "have": 0},
@@ -59,7 +60,7 @@ class Page:
         self.client, self.campaign = client, campaign
         config = client.get("/config").json()
         held = {part["id"]: part["props"].get("value") for part in config["components"]}
-        self.listeners = [
+        self.listeners: list[Listener] = [
             (fn["id"], fn["api_name"], [held.get(part) for part in fn["inputs"]])
             for fn in config["dependencies"]
             if fn["backend_fn"]
@@ -86,10 +87,9 @@ class Page:
         said = "error" in answer.text[:200] or refused
         self.campaign.judge(case, "refused" if said else "answered", answer.text, fault=fault)
 
-    def listener(self, listener: tuple[int, str, list[Any]], at: int, value: Any) -> None:
+    def listener(self, listener: Listener, at: int, value: Any) -> None:
         number, name, held = listener
-        data = [*held]
-        data[at] = value
+        data = [*held[:at], value, *held[at + 1 :]]
         body = {"data": data, "fn_index": number, "session_hash": "hostile"}
         self.post("run/predict", body, f"{name} {at}: {shown(value)}")
 
@@ -98,25 +98,17 @@ class Page:
         body = {"data": data, "component_id": number, "fn_name": name, "session_hash": "hostile"}
         self.post("component_server", body, f"{name}: {shown(data)}")
 
-    def cases(self) -> Iterator[tuple[str, Any, Any, Any]]:
+    def calls(self) -> Iterator[Callable[[], None]]:
         """Every value in every place."""
         for listener in self.listeners:
             for at in range(len(listener[2])):
-                yield from (("listener", listener, at, value) for value in VALUES)
+                yield from (partial(self.listener, listener, at, value) for value in VALUES)
         for served in self.served:
             question = QUESTIONS.get(served[1], {"method": "scripted", "target": "tiny"})
             for value in VALUES:
-                yield "question", served, None, value
-                for key in question:
-                    yield "question", served, None, {**question, key: value}
-                yield "question", served, None, {**question, "more": value}
-
-    def try_one(self, case: tuple[str, Any, Any, Any]) -> None:
-        kind, called, at, value = case
-        if kind == "listener":
-            self.listener(called, at, value)
-        else:
-            self.question(called, value)
+                yield partial(self.question, served, value)
+                for key in (*question, "more"):
+                    yield partial(self.question, served, {**question, key: value})
 
 
 @pytest.fixture(scope="module")
@@ -151,15 +143,14 @@ def page(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     page.campaign.check()
 
 
-def is_long(config: pytest.Config) -> bool:
-    return bool(config.getoption("--hostile-long"))
+@pytest.fixture
+def is_long(pytestconfig: pytest.Config) -> bool:
+    return bool(pytestconfig.getoption("--hostile-long"))
 
 
-def test_every_function_bears_every_value(page: Page, pytestconfig: pytest.Config) -> None:
-    cases = list(page.cases())
-    number = NUM_LONG if is_long(pytestconfig) else NUM_SHORT
-    for case in random.Random(13).sample(cases, number):
-        page.try_one(case)
+def test_every_function_bears_every_value(page: Page, is_long: bool) -> None:
+    for call in random.Random(13).sample(list(page.calls()), 6000 if is_long else 500):
+        call()
 
 
 JSON = st.recursive(
@@ -169,23 +160,20 @@ JSON = st.recursive(
 )
 
 
-def test_functions_bear_values_that_nobody_listed(page: Page, pytestconfig: pytest.Config) -> None:
-    places = [(one, at) for one in page.listeners for at in range(len(one[2]))]
-
+def test_functions_bear_values_that_nobody_listed(page: Page, is_long: bool) -> None:
     @seed(13)
     @settings(
-        max_examples=1500 if is_long(pytestconfig) else 60,
+        max_examples=1500 if is_long else 60,
         deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.sampled_from(places), st.sampled_from(page.served), JSON)
-    def call(
-        place: tuple[tuple[int, str, list[Any]], int], served: tuple[int, str], value: Any
-    ) -> None:
-        page.listener(*place, value)
-        page.question(served, value)
+    @given(st.sampled_from(page.listeners), st.integers(0, 99), JSON)
+    def call(listener: Listener, at: int, value: Any) -> None:
+        if listener[2]:
+            page.listener(listener, at % len(listener[2]), value)
+        page.question(page.served[at % len(page.served)], value)
 
     call()
 
@@ -212,20 +200,18 @@ def test_calls_that_are_no_calls_are_refused(page: Page) -> None:
 
 def test_every_hostile_file_is_a_sentence(page: Page) -> None:
     texts = {**BAD_YAML, **BAD_JSON}
-    files = {name: _bytes(text)[:1_000_000] for name, text in texts.items()} | GROWMAPS
+    files = {name: encoded(text)[:1_000_000] for name, text in texts.items()} | GROWMAPS
     takers = {name: one for one in page.listeners for name in [one[1]]}
     for name, payload in files.items():
         for ending, taker in (("yaml", "add_files"), ("json", "add_files"), ("gz", "import_file")):
-            (path,) = page.client.post(
-                f"{API}/upload", files={"files": (f"{name[:20]}.{ending}", payload)}
-            ).json()
-            about = {"orig_name": Path(path).name, "meta": {"_type": "gradio.FileData"}}
-            given = {"path": path, **about}
-            at = 0 if taker == "import_file" else 1
+            sent = {"files": (f"{name[:20]}.{ending}", payload)}
+            (path,) = page.client.post(f"{API}/upload", files=sent).json()
+            meta = {"_type": "gradio.FileData"}
+            given = {"path": path, "orig_name": Path(path).name, "meta": meta}
             for value in (given, [given]):
-                page.listener(takers[taker], at, value)
+                page.listener(takers[taker], 0, value)
         page.listener(takers["open_file"], 0, given)
 
 
-def _bytes(text: str | bytes) -> bytes:
+def encoded(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")

@@ -1,14 +1,25 @@
-"""The served page as anybody on the network sees it: every handler is a public endpoint."""
+"""The served page as programs see it: every listener is an endpoint, and none blocks the others."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from types import FunctionType
 from typing import Any
 
-import httpx
+import pytest
 
+from playground.runs.query import TableQuery
+from playground.web.run_files import RunFiles
+from storage import RunLog
+from tests import blocking
 from tests.playground.asks import ask, finished, start
 from tests.playground.serving import Served
+from tests.storage.conftest import finished_run, new_run
 
 
 def call(served: Served, name: str, data: list[Any]) -> list[Any]:
@@ -43,14 +54,99 @@ def test_stop_only_stops_its_own_session(served: Served) -> None:
     assert finished(run).state == "completed"
 
 
-def test_a_browser_s_request_for_the_manifest_needs_no_token(served: Served) -> None:
-    assert httpx.get(f"{served.url}/manifest.json").status_code == 200
-    assert httpx.get(f"{served.url}/config").status_code == 401
+# ---- listeners that run on the loop that answers requests
+
+NO_RUN = "0123456789abcdef"
+LOOKED_UP: dict[str, list[Any]] = {
+    "follow_link": [NO_RUN] * 3,
+    "predict": [NO_RUN, {"compare": json.dumps({"id": NO_RUN})}],
+    "measure": ["http://127.0.0.1:9"],
+}
+"""First inputs of a listener, by its name, that make it look something up."""
 
 
-def test_every_response_carries_the_policy(served: Served) -> None:
+def config_of(served: Served) -> dict[str, Any]:
     with served.client() as client:
-        known = client.get("/").headers
-    for headers in (httpx.get(served.url).headers, known):
-        assert "default-src 'self'" in headers["content-security-policy"]
-        assert headers["x-content-type-options"] == "nosniff"
+        config: dict[str, Any] = client.get("/config").json()
+    return config
+
+
+@pytest.mark.slow
+def test_no_listener_of_the_page_blocks_the_loop(served: Served) -> None:
+    run_id, config = finished_run(served.log), config_of(served)
+    held = {part["id"]: part["props"].get("value") for part in config["components"]}
+    streams = [fn for fn in config["dependencies"] if fn["backend_fn"] and fn["types"]["generator"]]
+    assert len(streams) >= 10
+    for listener in streams:
+        name, values = listener["api_name"], [held[part] for part in listener["inputs"]]
+        for begin, first in LOOKED_UP.items():
+            if name.startswith(begin):
+                values[: len(first)] = first
+        if name.startswith("run_again") and len(values) == 2:
+            values[0] = run_id
+        assert name == "import_file" or call(served, name, values)
+    with served.client() as client:
+        for path in ("/", "/metrics", "/v1/models", "/v2/models/tiny"):
+            assert client.get(path).status_code == 200
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 2}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        generate = {"text_input": "a", "max_tokens": 2}
+        assert client.post("/v2/models/tiny/generate", json=generate).status_code == 200
+
+
+def test_no_message_of_a_stream_makes_the_browser_copy_other_components(served: Served) -> None:
+    """Gradio tells every output of every listener so far of each message, children included."""
+    config = config_of(served)
+    forms = {"apply", "unnamed"}  # drawn anew by Gradio; without outputs
+    told = [
+        fn["api_name"]
+        for fn in config["dependencies"]
+        if fn["show_progress_on"] != [] and fn["api_name"].rstrip("_0123456789") not in forms
+    ]
+    assert not told, "spread playground.web.forms.UNQUEUED, QUEUED or RAW into these listeners"
+    kinds = {part["id"]: part["type"] for part in config["components"]}
+    assert "tabs" not in {kinds.get(out) for fn in config["dependencies"] for out in fn["outputs"]}
+
+
+@pytest.mark.parametrize("blocks", ["sleeps", "a database", "a file", "long text"])
+def test_what_blocks_a_loop_is_noted(tmp_path: Path, log: RunLog, blocks: str) -> None:
+    from engine import safe_text
+
+    (tmp_path / "file").write_text("1")
+    calls: dict[str, Callable[[], object]] = {
+        "sleeps": lambda: time.sleep(0),
+        "a database": log.find,
+        "a file": lambda: safe_text.read_text(tmp_path / "file"),
+        "long text": lambda: safe_text.read_json("[" + "1," * 100_000 + "1]", what="It"),
+    }
+
+    async def ours() -> None:
+        calls[blocks]()
+
+    for function in (ours, calls[blocks]):  # as if these were lines of ours, not of a test
+        if isinstance(function, FunctionType):
+            place = f"{blocking.ROOT}/playground/any.py"
+            function.__code__ = function.__code__.replace(co_filename=place)
+    asyncio.run(ours())
+    assert blocking.NOTED
+    blocking.NOTED.clear()
+
+
+def test_an_export_that_a_client_leaves_has_nothing_to_clean_up(
+    log: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector closes its generator, wherever it runs: here on an event loop."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
+    for _ in range(100):
+        log.begin(new_run())
+    files = RunFiles(log, lambda _: TableQuery())
+    export = files.export_file("json", None)
+    assert "Exported 100 of 100 runs." in next(export)[0]
+    loop = asyncio.new_event_loop()
+    loop.call_soon(export.close)
+    loop.call_soon(loop.stop)
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    thread.join()
+    loop.close()
+    assert blocking.NOTED == []

@@ -19,7 +19,7 @@ from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodM
 from playground.host.plain import PlainStep
 from playground.trees.sources import Sources
 from playground.web.experiment import ExperimentPage
-from playground.web.shell import Palette
+from playground.web.shell import run_title
 from presets import method_preset
 from storage import RunLog
 from tests.storage.conftest import new_run
@@ -196,6 +196,6 @@ def test_pickers_show_the_local_time() -> None:
     log: Any = SimpleNamespace(newest=lambda sweeps: [row])
     page: Any = SimpleNamespace(name="benchmark", experiments=log)
     assert ExperimentPage.choices(page) == [("x · x · 02 Mar 03:30", "x")]
-    assert Palette._title(page, row) == "x · x · 02 Mar 03:30"
+    assert run_title(row) == "x · x · 02 Mar 03:30"
     assert deploy._title(row, "") == "x · 02 Mar 03:30"
     assert Sources._table_source(page, row).title.endswith(" · Mar 02, 03:30")

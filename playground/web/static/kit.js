@@ -62,6 +62,15 @@ export function part(element, selector) {
   return child;
 }
 
+/** Work that is done in the next frame, once however often it was asked for. */
+export function perFrame(work) {
+  let isDue = false;
+  return () => {
+    if (!isDue) requestAnimationFrame(() => { isDue = false; work(); });
+    isDue = true;
+  };
+}
+
 // ---- controls
 
 const COPIED_MS = 2000;

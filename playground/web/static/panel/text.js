@@ -1,6 +1,6 @@
 // The streamed text of a panel: turns of a chat or a completion, one span per token.
 import { showTip } from "../about.js";
-import { h, visible } from "../kit.js";
+import { h, perFrame, visible } from "../kit.js";
 
 /** Kinds of a commit's last token, with their descriptions. */
 const KINDS = [["prefill", "first token, committed by the prefill"],
@@ -64,7 +64,6 @@ export class TokenText {
     /** @type {Track[]} earlier answers whose commits have not been fetched */
     this.unread = [];
     this.sticky = true;
-    this.flushing = false;
     /** @type {HTMLElement[]} rejected drafts that are still to be placed within the text's width */
     this.unplaced = [];
     /** @type {HTMLElement | null} the last one that was placed */
@@ -161,20 +160,15 @@ export class TokenText {
     this.scroll();
   }
 
-  scroll() {
-    if (this.flushing) return;
-    this.flushing = true;
-    requestAnimationFrame(() => {
-      this.flushing = false;
-      for (const span of this.unplaced.splice(0)) {
-        const over = span.offsetLeft + span.offsetWidth - (span.parentElement?.clientWidth ?? Infinity);
-        if (over > 0) span.style.marginLeft = `${-over}px`;
-        cutBefore(span, this.lastPlaced);
-        this.lastPlaced = span;
-      }
-      if (this.sticky) this.host.scrollTop = this.host.scrollHeight;
-    });
-  }
+  scroll = perFrame(() => {
+    for (const span of this.unplaced.splice(0)) {
+      const over = span.offsetLeft + span.offsetWidth - (span.parentElement?.clientWidth ?? Infinity);
+      if (over > 0) span.style.marginLeft = `${-over}px`;
+      cutBefore(span, this.lastPlaced);
+      this.lastPlaced = span;
+    }
+    if (this.sticky) this.host.scrollTop = this.host.scrollHeight;
+  });
 
   /** Marks the tokens of a commit; `reveal`: scrolls there. */
   mark(track, n, reveal) {

@@ -1,7 +1,7 @@
 // All steps of a run side by side, as in a trace viewer: height = tokens committed, parts = share of
 // the time. A click picks a step; a drag selects several, whose sums are shown.
 import { showTip } from "../about.js";
-import { STEP_PARTS, ask, duration, h, plural, swatch, textButton, visible } from "../kit.js";
+import { STEP_PARTS, ask, duration, h, perFrame, plural, swatch, textButton, visible } from "../kit.js";
 
 /** @typedef {import("./text.js").Commit} Commit */
 
@@ -75,7 +75,7 @@ export class Timeline {
     /** @type {[number, number] | null} first and last step selected */
     this.selected = null;
     this.extremeRank = 0;
-    this.drawing = false;
+    this.draw = perFrame(() => { this.paint(); this.fetchSummary(); });
     this.canvas = h("canvas", { height: HEIGHT, role: "img", "aria-label": "steps of the run" });
     this.summary = h("span", { class: "timeline-words" });
     const key = h("div", { class: "legend timeline-key" },
@@ -170,16 +170,6 @@ export class Timeline {
     if (!order.length) return;
     this.extremeRank = order[this.extremeRank % order.length] === this.current ? this.extremeRank + 1 : 0;
     this.onPick(order[this.extremeRank % order.length]);
-  }
-
-  draw() {
-    if (this.drawing) return;
-    this.drawing = true;
-    requestAnimationFrame(() => {
-      this.drawing = false;
-      this.paint();
-      this.fetchSummary();
-    });
   }
 
   // Fetches the sums over the selected steps, once per selection.

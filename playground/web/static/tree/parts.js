@@ -1,5 +1,5 @@
 // Building blocks of the editor: elements by name, menus, jobs, charts.
-import { h, part, showProgress } from "../kit.js";
+import { h, part, perFrame, showProgress } from "../kit.js";
 
 /**
  * The elements of a template by the value of their attribute `data-KIND`.
@@ -105,7 +105,7 @@ export class Job {
 export class Chart {
   /** @type {any} */ drawn = null;
   /** @type {any} */ plotly = null;
-  waiting = false;
+  draw = perFrame(() => this.react());
 
   // onPick(x) gets the x of a clicked point.
   constructor(host, onPick) {
@@ -138,21 +138,17 @@ export class Chart {
     this.show(lines, { x: title, y: "MAT", y2: speed ? "predicted tok/s" : null }, note);
   }
 
-  draw() {
-    if (!this.drawn || this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(async () => {
-      this.waiting = false;
-      try {
-        await import(new URL("../plotly.min.js", import.meta.url).href);
-        if (this.plot.isConnected) await this.react(Reflect.get(window, "Plotly"));
-      } catch {
-        this.note.textContent = "The chart could not be loaded; the text has all its figures.";
-      }
-    });
+  async react() {
+    if (!this.drawn) return;
+    try {
+      await import(new URL("../plotly.min.js", import.meta.url).href);
+      if (this.plot.isConnected) await this.update(Reflect.get(window, "Plotly"));
+    } catch {
+      this.note.textContent = "The chart could not be loaded; the text has all its figures.";
+    }
   }
 
-  async react(plotly) {
+  async update(plotly) {
     const styles = getComputedStyle(this.host);
     const colour = (name) => styles.getPropertyValue(name).trim();
     const { lines, axes } = this.drawn, line = colour("--pg-line");
