@@ -298,9 +298,9 @@ def model_of(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
 def _capturer(device: torch.device) -> Capturer:
     if device.type != "pretend":
         return CudaGraphs(device)
-    from tests.engine.device.reruns import Reruns
+    from tests.engine.cuda.tape import Tape
 
-    return Reruns()
+    return Tape()
 
 
 def _measure(shape: str, benchmark: GpuBenchmark) -> None:
