@@ -87,10 +87,13 @@ def test_the_draft_model_reads_every_committed_token_once(monkeypatch: pytest.Mo
     assert all(len(tokens) == 1 for i, tokens in enumerate(fed) if i % 3)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
 @pytest.mark.parametrize("threshold", [0.0, 0.1])
-def test_drafts_equal_those_of_the_draft_model_without_a_cache(threshold: float) -> None:
+def test_drafts_equal_those_of_the_draft_model_without_a_cache(
+    threshold: float, family: str
+) -> None:
     model = target()
-    small = alike(**ENDLESS)
+    small = alike(family, **ENDLESS)
     drafter = drafter_of(model, small, max_draft_len=4, confidence_threshold=threshold)
     text, lengths = list(PROMPT), set()
     for step in write(model, drafter, 40):
