@@ -124,7 +124,7 @@ def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -
 def test_greedy_output_equals_transformers_generate(family: str) -> None:
     """Also of layers whose time steps transformers limits where it reads many tokens at once."""
     name = family.removesuffix(", limited")
-    limit = {"time_step_min": 2.0} if family in LIMITED else {}
+    limit: dict[str, Any] = {"time_step_min": 2.0} if family in LIMITED else {}
     target = tiny_target(name, eos_token_id=None, **limit)
     output = plain_greedy(target, PROMPT, NEW_TOKENS)
     for traversal in ways_of(target):

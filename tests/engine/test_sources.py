@@ -27,17 +27,16 @@ def wheel(tmp_path: Path) -> Path:
     """A wheel with a file in it, in a folder that can serve as an index."""
     folder = tmp_path / "links"
     folder.mkdir()
-    file = folder / "tiny_weights-0.1-py3-none-any.whl"
-    info = "tiny_weights-0.1.dist-info"
+    file, info = folder / "tiny_weights-0.1-py3-none-any.whl", "tiny_weights-0.1.dist-info"
+    files: dict[str, str | bytes] = {
+        MEMBER: CONTENT,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 0.1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(MEMBER, CONTENT)
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 0.1\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
+        for name, content in files.items():
+            archive.writestr(name, content)
     return file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.config import Limits
 from engine.model.labels import TokenLabels
+from engine.model.random_weights import byte_tokenizer
 from engine.model.text import REPLACEMENT, Detokenizer, StopStrings, whole_text
-from engine.steps import Step
 from tests.models import tiny_tokenizer
 
 
@@ -77,7 +78,7 @@ def test_the_space_after_a_special_token_is_kept() -> None:
 
 
 def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:
-    tokenizer = tiny_tokenizer()
+    tokenizer = byte_tokenizer()  # one of its own: tokens are added
     lead, rest, x = map(TokenLabels(tokenizer), tokenizer.encode("éx"))
     assert (lead, rest, x) == ("1 of 2 bytes", "byte A9", "x")
     assert TokenLabels(tokenizer)(9999) == TokenLabels(None)(9999) == "⟨9999⟩"
@@ -94,12 +95,13 @@ def test_a_part_of_a_character_names_the_character_of_its_path(tokenizer: Any) -
     """🙂: one token before the step, its root, a draft, the target's own; beside it, ü."""
     one, two, three, four = byte_tokens(tokenizer, "🙂".encode())
     lead, rest = byte_tokens(tokenizer, "ü".encode())
-    step = drafted([two, lead, rest, three], [-1, 0, 1, 0], accepted=[3], bonus=four)
+    step: Any = SimpleNamespace(tokens=(two, lead, rest, three), parents=(-1, 0, 1, 0))
+    step.accepted, step.bonus = (3,), four
     labels = TokenLabels(tokenizer).of_step(step, [7, one, two])
     part, beside = "1 of 4 bytes of 🙂", "1 of 2 bytes of ü"
     assert labels == [part, beside, beside, part, part]
-    open_end = drafted([two, three], [-1, 0], accepted=[], bonus=7)
-    assert TokenLabels(tokenizer).of_step(open_end, [7, one, two])[:2] == ["1 of 4 bytes"] * 2
+    step.tokens, step.parents, step.accepted, step.bonus = (two, three), (-1, 0), (), 7
+    assert TokenLabels(tokenizer).of_step(step, [7, one, two])[:2] == ["1 of 4 bytes"] * 2
 
 
 def byte_tokens(tokenizer: Any, data: bytes) -> list[int]:
@@ -107,24 +109,6 @@ def byte_tokens(tokenizer: Any, data: bytes) -> list[int]:
     if (first := tokenizer.convert_tokens_to_ids("<0x00>")) not in (None, tokenizer.unk_token_id):
         return [first + byte for byte in data]
     return [token for byte in data for token in [tokenizer.encode(data.decode())[data.index(byte)]]]
-
-
-def drafted(tokens: list[int], parents: list[int], *, accepted: list[int], bonus: int) -> Step:
-    count, probs = len(tokens), (None,) * len(tokens)
-    times: dict[str, Any] = dict.fromkeys(("draft_s", "verify_s", "accept_s", "other_s"), 0.0)
-    tree: dict[str, Any] = {"tokens": tuple(tokens), "parents": tuple(parents)}
-    tree |= {"ranks": (0,) * count, "draft_probs": probs, "target_probs": probs}
-    return Step(
-        0,
-        5,
-        accepted=tuple(accepted),
-        bonus=bonus,
-        num_committed=len(accepted) + 1,
-        num_extra_rows=0,
-        at_s=1.0,
-        **tree,
-        **times,
-    )
 
 
 # ---- stop strings

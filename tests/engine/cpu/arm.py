@@ -163,7 +163,7 @@ class _Memory:
         if not address:
             return 0
         own = [self._storages[address]] if address in self._storages else []
-        for start, size in [*self._places, *(own or reversed(self._storages.values()))]:
+        for start, size in [*self._places, *(own or reversed(list(self._storages.values())))]:
             if start <= address < start + size:
                 return self.add(start, size) + address - start
         raise AssertionError(f"{address:#x} is in no tensor")

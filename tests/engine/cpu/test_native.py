@@ -34,8 +34,7 @@ from tests.engine.cpu.targets import (
     variant_model,
     wide_model,
 )
-from tests.engine.drafters.judges import write
-from tests.engine.scripted import ALL, ScriptedDrafter, random_parents, tokens_of, walk
+from tests.engine.scripted import ALL, random_parents, tokens_of, walk
 from tests.engine.test_verify_tree import check_batch
 from tests.engine.training.conftest import check_writes_as_alone
 from tests.models import VOCAB, build_context, tiny_model
@@ -125,40 +124,10 @@ def test_a_text_does_not_depend_on_how_many_threads_there_are(kernels: ctypes.CD
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_drafts_never_change_a_greedy_text(kernels: ctypes.CDLL, bits: int) -> None:
-    target = native(wide_model("llama"), kernels, bits)
-    prompt = tokens_of(random.Random(2), 11)
-    plain = AutoregressiveConfig().build(build_context(target))
-    expected = write(target, plain, prompt, tokens=60).output
-    for truth in (0.3, 0.8, 1.0):
-        drafter = ScriptedDrafter(
-            expected,
-            vocab=VOCAB,
-            shape=lambda rng: random_parents(rng, rng.randint(1, 24)),
-            truth=truth,
-        )
-        assert write(target, drafter, prompt, tokens=60).output == expected
-
-
 def linear_of(matrix: Matrix, weight: torch.Tensor, bias: Any) -> NativeLinear:
     plain = nn.Linear(weight.shape[1], len(weight), device="meta")
     plain.weight, plain.bias = (nn.Parameter(x, requires_grad=False) for x in (weight, bias))
     return NativeLinear(plain, matrix)
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (5, 32), (1024, 576)])
-@pytest.mark.parametrize("n", [1, 7, 130])
-def test_a_product_in_bfloat16(any_kernels: ctypes.CDLL, rows: int, columns: int, n: int) -> None:
-    generator = torch.Generator().manual_seed(rows + n)
-    weight = torch.randn(rows, columns, generator=generator).bfloat16()
-    bias = torch.randn(rows, generator=generator).bfloat16()
-    x = torch.randn(n, columns, generator=generator).bfloat16()
-    packed = linear_of(Matrix.of(any_kernels, weight, bias), weight, bias)
-    expected = x.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(packed.matrix.product(x).double(), expected, rtol=1e-4, atol=1e-4)
-    assert packed(x).dtype == torch.bfloat16
-    assert torch.equal(packed.weight, weight)
 
 
 def in_bits(weight: torch.Tensor, bits: int) -> torch.Tensor:
@@ -170,12 +139,10 @@ def in_bits(weight: torch.Tensor, bits: int) -> torch.Tensor:
     return (codes * scale + low).flatten(1)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (576, 1536)])
-@pytest.mark.parametrize("n", [1, 3, 6, 49])
-def test_a_product_with_rounded_weights(
-    any_kernels: ctypes.CDLL, rows: int, columns: int, n: int, bits: int
-) -> None:
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (5, 64), (576, 1536)])
+@pytest.mark.parametrize("n", [1, 3, 7, 130])
+def test_a_product(any_kernels: ctypes.CDLL, rows: int, columns: int, n: int, bits: int) -> None:
     generator = torch.Generator().manual_seed(rows + n)
     weight = 0.05 * torch.randn(rows, columns, generator=generator)
     bias = torch.randn(rows, generator=generator)
@@ -183,12 +150,13 @@ def test_a_product_with_rounded_weights(
     x[0, :64] = torch.where(torch.arange(64) % 2 == 0, 3.0, -3.0)
     matrix = Matrix.of(any_kernels, weight, bias, bits=bits)
     packed = linear_of(matrix, weight, bias)
-    rounded = in_bits(weight, bits)
-    expected = in_8_bits(x) @ rounded.double().t() + bias.double()
-    found = packed.matrix.product(x)
+    rounded = weight.bfloat16() if bits == 16 else in_bits(weight, bits)
+    seen = x if bits == 16 else in_8_bits(x)
+    expected = seen.double() @ rounded.double().t() + bias.double()
+    found = matrix.product(x)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(packed.weight, rounded.bfloat16())
-    alone = torch.cat([packed.matrix.product(row[None]) for row in x])
+    assert torch.equal(packed.weight, rounded.bfloat16()) and packed(x).dtype == torch.bfloat16
+    alone = torch.cat([matrix.product(row[None]) for row in x])
     assert torch.equal(alone, found)
 
 
