@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from engine.errors import first_line
+
 T = TypeVar("T")
 WARM_UPS = 2
 """Runs before a capture: libraries initialise in the first, which cannot be captured."""
@@ -95,5 +97,4 @@ def _cause(error: BaseException) -> str:
     """First line of the original error; ending the capture fails only because of it."""
     while error.__context__ is not None:
         error = error.__context__
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)

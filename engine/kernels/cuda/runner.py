@@ -218,6 +218,4 @@ def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:
         return "it has sliding-window or chunked attention"
     if len(recurrent_layers(model)):
         return "it has recurrent layers"
-    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        return "it is spread over several devices"
     return None
