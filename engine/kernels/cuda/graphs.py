@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -33,10 +33,15 @@ class Graph(Generic[T]):
     results: T
 
 
-class Capturer(Protocol):
-    """Captures graphs: `CudaGraphs` on a device; tests have one that runs on any."""
+class CudaGraphs:
+    """Captures graphs on a device; tests have a stand-in that runs on any."""
 
-    name: str
+    name = "CUDA graphs"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._last: tuple[weakref.ref[Any], Any] | None = None
 
     def capture(self, run: Callable[[], T]) -> Graph[T]:
         """Capture a function; its results are valid after the first replay.
@@ -47,17 +52,6 @@ class Capturer(Protocol):
 
         Raises CaptureError: it waits for the device, or does something else that is not capturable.
         """
-
-
-class CudaGraphs:
-    name = "CUDA graphs"
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        self._last: tuple[weakref.ref[Any], Any] | None = None
-
-    def capture(self, run: Callable[[], T]) -> Graph[T]:
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
             try:

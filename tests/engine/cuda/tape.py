@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.kernels.cuda.graphs import CaptureError, Graph
+from engine.kernels.cuda.graphs import CaptureError, CudaGraphs, Graph
 from tests.engine.device.pretend import PretendTensor, logged
 
 T = TypeVar("T")
@@ -56,10 +56,13 @@ def _storage(x: Tensor) -> int:
     return x.untyped_storage().data_ptr() or id(x)
 
 
-class Tape:
+class Tape(CudaGraphs):
     """Captures operators one by one and replays them on the same memory, on any device."""
 
     name = "a tape of operators"
+
+    def __init__(self) -> None:
+        pass
 
     def capture(self, run: Callable[[], T]) -> Graph[T]:
         run()  # what is made once is made in the warm-up
