@@ -106,8 +106,7 @@ def test_the_command_line_runs_it_and_the_log_keeps_its_trees(tmp_path: Path) ->
         folder, *common, "--method", "Successor", "--set", "successor_choices=[[0],[1],[1,0]]"
     )
     log = RunLog.open(str(folder / "runs.sqlite3"))
-    row, other = log.find(RunQuery()).rows
-    runs = {run.decoding_type: log.get(run.id) for run in (row, other)}
+    runs = {run.decoding_type: log.get(run.id) for run in log.find(RunQuery()).rows}
     mine, theirs = runs["Successor"], runs["Autoregressive"]
     assert mine is not None and theirs is not None and mine.output_ids == theirs.output_ids
     assert list(log.steps(mine.id))[0].parents == (-1, 0, 0, 2)
@@ -124,14 +123,11 @@ def test_it_is_measured_and_replayed_like_any_other() -> None:
     table = measure_ranks(config, bench, texts, depths=2)
     tree = ChoiceTree.parse([[0], [2], [0, 0], [0, 1]])
     chosen = config.with_tree(tree)
-    real = [
-        ran(bench.target, chosen.build(bench), text.prompt_ids, limits).accepted for text in texts
-    ]
-    accepted = sum(sum(lengths) for lengths in real)
+    real = (ran(bench.target, chosen.build(bench), text.prompt_ids, limits) for text in texts)
+    accepted = sum(sum(run.accepted) for run in real)
     assert accepted > 0 and replay(table, tree).num_accepted == accepted
-    reading_ms, draft_ms, depth = time_drafts(
-        chosen.build(bench), bench.target, Budget(64), repeats=1
-    )
+    drafter = chosen.build(bench)
+    _, draft_ms, depth = time_drafts(drafter, bench.target, Budget(64), repeats=1)
     assert draft_ms > 0 and depth == tree.depth == chosen.draft_shape().depth
 
 

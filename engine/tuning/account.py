@@ -54,7 +54,9 @@ class LossAccount:
         """
         self.elapsed_ms += ms
         if ms > HICCUP_RATIO * before_ms:
-            self._plain_hiccup_ms += ms - before_ms
+            self._plain_hiccup_ms += max(0.0, ms - after_ms)
+            if after_ms == before_ms:  # a step that says nothing of those before it
+                return
         # Drafted steps are judged by the plain steps before and after them.
         self._settled_ms += self._pending_ms - self._pending_tokens * (before_ms + after_ms) / 2
         self._pending_ms, self._pending_tokens = 0.0, 0

@@ -443,27 +443,39 @@ class ControlledDrafter(Drafter):
         if not self._num_steps:
             return
         if step is None:
-            before_ms = costs.plain_ms
-            costs.observe_plain(ms)
-            self.account.add_plain_step(ms, before_ms, costs.plain_ms)
+            self._record_plain_step(ms)
             return
-        verify_ms = ms - step.draft_ms
-        hiccup_ms = learnt_ms = 0.0  # the account charges a hiccup; it says little of later drafts
-        for took_ms, usual_ms in (
-            (step.draft_ms, step.usual_draft_ms),
-            (verify_ms, costs.verify_ms(step.rows, step.depth or None)),
-        ):
-            most_ms = max(HICCUP_RATIO * usual_ms, usual_ms + costs.plain_ms)
-            hiccup_ms += took_ms - usual_ms if took_ms > most_ms else 0.0
-            learnt_ms += min(took_ms, most_ms)
-        num_tokens, plan = self._num_committed, step.plan
-        self.account.add_drafted_step(ms, num_tokens, hiccup_ms)
-        costs.observe_verify(verify_ms, step.rows, step.depth)
+        num_tokens, plan, verify_ms = self._num_committed, step.plan, ms - step.draft_ms
+        hiccup_ms, learnt_ms = self._hiccup(step.draft_ms, step.usual_draft_ms)
+        if step.rows == 1:  # a plain step, but for the draft
+            self.account.add_drafted_step(step.draft_ms, 0, hiccup_ms)
+            self._record_plain_step(verify_ms)
+            learnt_ms += costs.plain_ms
+        else:
+            usual_ms = costs.verify_ms(step.rows, step.depth or None)
+            verify_hiccup_ms, learnt_verify_ms = self._hiccup(verify_ms, usual_ms)
+            learnt_ms += learnt_verify_ms
+            self.account.add_drafted_step(ms, num_tokens, hiccup_ms + verify_hiccup_ms)
+            costs.observe_verify(verify_ms, step.rows, step.depth)
         if plan and step.is_typical:
             for speedup in (self._speedups[plan.kind], self.experience.speedup_of(plan.kind)):
                 speedup.observe(num_tokens, learnt_ms / costs.plain_ms)
         if plan and plan.trial:
             plan.trial.lost_ms += max(0.0, learnt_ms - num_tokens * costs.plain_ms)
+
+    def _record_plain_step(self, ms: float) -> None:
+        costs = self.experience.costs
+        before_ms = costs.plain_ms
+        costs.observe_plain(ms)
+        self.account.add_plain_step(ms, before_ms, costs.plain_ms)
+
+    def _hiccup(self, ms: float, usual_ms: float) -> tuple[float, float]:
+        """Of a time, what a hiccup took, and what is learnt from it.
+
+        The account charges a hiccup; it says little of later drafts.
+        """
+        most_ms = max(HICCUP_RATIO * usual_ms, usual_ms + self.experience.costs.plain_ms)
+        return (ms - usual_ms, most_ms) if ms > most_ms else (0.0, ms)
 
 
 def _loss_text(loss_ms: float) -> str:

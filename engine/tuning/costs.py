@@ -60,7 +60,7 @@ class Costs:
     prompt_token_ms: dict[DraftKind, float] = field(default_factory=dict)
     plain_ms: float = field(init=False)
     steps_since_plain: int = 0
-    _last_was_hiccup: bool = False
+    _last_hiccup_ms: float = 0.0
     _measured_overhead: float = 0.0
     _curve_overhead: float = 0.0
     _overhead: Any = field(init=False)
@@ -92,23 +92,27 @@ class Costs:
         return self.plain_ms * (1 + self.row_scale * overhead)
 
     def observe_plain(self, ms: float) -> None:
-        """Record a plain step. A single hiccup is ignored; the second in a row counts."""
-        follows_hiccup = self._last_was_hiccup
-        self._last_was_hiccup = ms > HICCUP_RATIO * self.plain_ms
-        if self._last_was_hiccup and not follows_hiccup:
+        """Record a plain step. A single hiccup is ignored; two in a row are how it is now."""
+        is_hiccup, last_hiccup_ms = ms > HICCUP_RATIO * self.plain_ms, self._last_hiccup_ms
+        self._last_hiccup_ms = ms if is_hiccup else 0.0
+        if is_hiccup and not last_hiccup_ms:
             return
-        # A large deviation is seldom noise: the machine has changed.
-        is_far_off = not 0.75 < ms / self.plain_ms < 1.33
-        weight = 0.3 if self.steps_since_plain > FRESH_STEPS or is_far_off else 0.1
-        self.plain_ms += weight * (min(ms, HICCUP_RATIO * self.plain_ms) - self.plain_ms)
+        if is_hiccup:
+            self.plain_ms = min(ms, last_hiccup_ms)
+        elif ms * HICCUP_RATIO < self.plain_ms:  # nothing speeds up a single step
+            self.plain_ms = ms
+        else:  # a large deviation is seldom noise: the machine has changed
+            is_far_off = not 0.75 < ms / self.plain_ms < 1.33
+            weight = 0.3 if self.steps_since_plain > FRESH_STEPS or is_far_off else 0.1
+            self.plain_ms += weight * (ms - self.plain_ms)
         self.steps_since_plain = 0
 
     def observe_verify(self, ms: float, rows: int, depth: int) -> None:
-        """Record the time of a drafted step without its draft."""
-        self.steps_since_plain = 0 if rows == 1 else self.steps_since_plain + 1
+        """Record the time of a step that verified a draft, without drafting it."""
+        self.steps_since_plain += 1
         ms = min(ms, HICCUP_RATIO * self.verify_ms(rows, depth))
         overhead: float = self._overhead(rows, depth)
-        if self.steps_since_plain > FRESH_STEPS or rows == 1:
+        if self.steps_since_plain > FRESH_STEPS:
             implied_ms = ms / (1 + self.row_scale * overhead)
             if DRIFT_RATIO < self.plain_ms / implied_ms < 1 / DRIFT_RATIO:
                 self.plain_ms += 0.05 * (implied_ms - self.plain_ms)

@@ -88,22 +88,25 @@ def moved(target: Target, device: torch.device) -> Target:
     )
 
 
-@functools.cache
-def _head_of(name: str) -> str:
-    """What a method drafts with, in a folder; empty where that is nothing or a model."""
-    target, folder = target_of(name), _folder() / f"{name}-head"
-    makers: dict[str, Callable[[], Any]] = {
-        "Eagle": lambda: save_eagle(folder, target),
-        "Eagle3": lambda: save_eagle3(folder, target, (1, 2, 3), draft_vocab=64),
+def save_head(method: str, folder: Path, target: Target) -> str:
+    """A folder with the weights of a method (`decoding_type`); empty where it has none."""
+    draft_vocab = min(64, target.vocab_size // 2)
+    makers: dict[str, Callable[[], object]] = {
         "Medusa": lambda: save_medusa(folder, target, num_heads=4),
         "ReDrafter": lambda: save_redrafter(folder, target),
-        "MTP_Assistant": lambda: test_assistant.save_assistant(folder, target),
-        "DFlash": lambda: test_dflash.save_as_published(folder),
-        "DSpark": lambda: test_dspark.save(folder),
+        "Eagle": lambda: save_eagle(folder, target),
+        "Eagle3": lambda: save_eagle3(folder, target, (1, 2, 3), draft_vocab=draft_vocab),
         "P_EAGLE": lambda: test_p_eagle.save_parallel(folder, target),
+        "DFlash": lambda: test_dflash.save_as_published(folder, vocab_size=target.vocab_size),
+        "DSpark": lambda: test_dspark.save(folder, vocab=target.vocab_size),
+        "MTP_Assistant": lambda: test_assistant.save_assistant(folder, target),
     }
-    kind = METHODS[name]["decoding_type"]
-    return str(makers[kind]()) if kind in makers else ""
+    return str(makers[method]() and folder) if method in makers else ""
+
+
+@functools.cache
+def _head_of(name: str) -> str:
+    return save_head(METHODS[name]["decoding_type"], _folder() / f"{name}-head", target_of(name))
 
 
 def drafter_for(

@@ -28,15 +28,14 @@ from engine.steps import End, Step
 from playground.host.paths import cache_dir
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
-from tests.engine.drafters.heads import save_head
-from tests.engine.drafters.wrapped import Watched
+from tests.engine.drafters.wrapped import Pausing, Watched, Wrong
+from tests.engine.methods import DYNAMIC, METHODS, TAPS, drafter_for, moved, save_head
+from tests.engine.methods import target_of as own_target
 from tests.engine.prompts import ROOM, prompts
 from tests.engine.tuning.controlled import AtRandom
 from tests.models import FAMILIES, build_context, lasting_folder, plain_greedy, tiny_target
 
 NEW_TOKENS = 24
-DYNAMIC = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "max_total_draft_tokens": 12}
-TAPS = {"eagle3_layers_to_capture": [0, 1, 2]}
 NGRAM = {"decoding_type": "NGram"}
 TREE = {"use_tree_spec": True}
 MIXED = {**TREE, "mix_contexts": True}
@@ -180,11 +179,11 @@ def models_of(family: str) -> dict[str, Target]:
 
 
 @functools.cache
-def head_of(family: str, method: str) -> str | None:
+def head_of(family: str, method: str) -> str:
     root, target = lasting_folder("heads"), target_of(family)
     if family == "embedded":
         made = random_heads.make_all(target, root)
-        return str(made[method]) if method in made else None
+        return str(made.get(method, ""))
     return save_head(method, root / "head", target)
 
 
@@ -281,6 +280,28 @@ def test_embedded_model_writes_what_it_writes_alone(method: str) -> None:
             check("embedded", method, index, names[index::count])
 
 
+HEADS = ("medusa", "redrafter", "eagle", "eagle3-dynamic", "dflash", "dspark", "p-eagle")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_takes_the_target_s_dtype(name: str) -> None:
+    target = moved(own_target(name), torch.device("cpu"))
+    target.model.to(torch.bfloat16)
+    text = judges.write(target, drafter_for(target, name), judges.PROMPTS[0])
+    assert any(step.num_drafted for step in text.steps)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("plain", "lookahead")])
+def test_drafts_after_a_pause_are_those_without_one(name: str) -> None:
+    """A drafter that is not asked for some steps drafts afterwards as if it had been."""
+    target = own_target(name)
+    always, seldom = (Pausing(drafter_for(target, name), target, every) for every in (1, 5))
+    for drafter in (always, seldom):
+        judges.write(target, drafter, judges.PROMPTS[0], tokens=60)
+    assert len(seldom.drawn) >= 10
+    assert {at: always.drawn[at] for at in seldom.drawn} == seldom.drawn
+
+
 # ---- sampling
 
 SMALL_TREE = {"use_dynamic_tree": True, "max_draft_len": 3, "dynamic_tree_max_topK": 3}
@@ -341,6 +362,13 @@ def test_drafts_that_were_not_drawn_as_they_claim_break_the_law(
     )
     drafter = sampled_drafter("Eagle, drawn", tmp_path)
     assert judges.p_value(sampled_target(), drafter, drawn=True) < 1e-4
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_wrong_verifier_is_found_though_drafts_know_nothing(tries: int) -> None:
+    target = judges.sampled_target()
+    drafter = parse_method({"decoding_type": "Lookahead"}).build(build_context(target))
+    assert judges.p_value(target, Wrong(drafter, tries)) < 1e-4
 
 
 def sampled_drafter(name: str, folder: Path) -> Drafter:

@@ -68,7 +68,7 @@ class BlockMethod(MethodConfig):
         if not self.use_dynamic_tree:
             return chain(root, ids[:, 0], best.log_probs[:, 0].exp())
         keep = self.max_total_draft_tokens
-        return kept_tree(ids.new_full((1,), root), _paths(ids, best.log_probs, keep), keep, top_k)
+        return kept_tree(root, _paths(ids, best.log_probs, keep), keep, top_k)
 
 
 class BlockDrafter(FeatureDrafter):

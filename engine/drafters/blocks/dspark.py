@@ -81,12 +81,13 @@ class _Block:
     """A block as a `TreeSource`: outputs are the Markov head's states."""
 
     def __init__(
-        self, head: MarkovHead, vocabulary: Vocabulary, hidden: Tensor, base: Tensor, root: Tensor
+        self, head: MarkovHead, vocabulary: Vocabulary, hidden: Tensor, base: Tensor, root: int
     ) -> None:
         self.head, self.vocabulary, self.hidden, self.base = head, vocabulary, hidden, base
         start = base.new_zeros(1, head.markov_w1.embedding_dim)
-        added, self.output = head(root, hidden[:1], start)
-        self.root, self.logits = root, base[:1] + added
+        token = torch.full((1,), root, device=base.device)
+        added, self.output = head(token, hidden[:1], start)
+        self.logits = base[:1] + added
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
@@ -122,8 +123,8 @@ class DSparkDrafter(DFlashDrafter):
     def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
         config, head = self.config, self._model.markov_head
         assert isinstance(head, MarkovHead)
-        root = torch.full((1,), self.text[-1], device=outputs.device)
+        root = self.text[-1]
         block = _Block(head, self._vocabulary, outputs, self._logits(outputs), root)
         top_k, levels = config.top_k(self._vocabulary), len(outputs)
         keep = config.max_total_draft_tokens if config.use_dynamic_tree else levels
-        return DynamicTree(top_k, levels, keep, top_k).expand(block, budget)
+        return DynamicTree(top_k, levels, keep, top_k).expand(block, root, budget)

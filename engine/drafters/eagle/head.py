@@ -293,12 +293,10 @@ class HeadSession:
         output: `(1, hidden)`, the output of the last base entry: it predicts the children of the
             root.
         logits: `(1, draft vocab)` of those children.
-        root: `(1,)` int64, the token of the last base entry.
     """
 
     output: Tensor
     logits: Tensor
-    root: Tensor
 
     def __init__(self, head: DraftHead) -> None:
         self.head, self.vocabulary = head, head.vocabulary
@@ -326,7 +324,6 @@ class HeadSession:
         positions = torch.arange(begin, end, device=tokens.device)
         fused = head.fuse(features)
         self.output, self.logits = head.predict(fused, tokens, positions, cache, last_only=True)
-        self.root = tokens[-1:]
         self._num_base = cache.length = end
 
     def chain(

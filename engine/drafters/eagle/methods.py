@@ -165,9 +165,17 @@ class EagleConfig(_EagleMethod):
         return self.replace(eagle_choices=tree.paths, use_dynamic_tree=False)
 
     def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
-        token_map = self.speculative_token_map
-        location = None if token_map is None else context.locate(token_map)
-        return load_eagle1(checkpoint, self.draft_vocab, location), Needs(hidden=True)
+        target, token_map = context.target, self.speculative_token_map
+        checkpoint.check_is("Eagle")
+        checkpoint.check_vocabulary()
+        (spec,) = checkpoint.layer_specs(target.hidden_size, most=1)
+        file = None if token_map is None else context.locate(token_map)
+        vocabulary = Vocabulary.beside(checkpoint.location, target, self.draft_vocab, file)
+        output, bias = DraftOutput(target, vocabulary), checkpoint.config.bias
+        head = checkpoint.load(lambda: Eagle1Head(spec, output, bias=bias))
+        head.embedding = checkpoint.embedding(spec.hidden)
+        checkpoint.check_config_read()
+        return head, Needs(hidden=True)
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
         if self.use_dynamic_tree:
@@ -214,30 +222,10 @@ class Eagle3Config(_EagleMethod):
         return load_eagle3(Eagle3Head, checkpoint, self.eagle3_layers_to_capture)
 
 
-def load_eagle1(
-    checkpoint: HeadCheckpoint, draft_vocab: int | None = None, token_map: str | None = None
-) -> Eagle1Head:
-    """An EAGLE-1/2 head on the target's device, in its dtype.
-
-    Args:
-        draft_vocab, token_map: as `size` and `file` of `Vocabulary.beside`.
-    """
-    target = checkpoint.target
-    checkpoint.check_is("Eagle")
-    checkpoint.check_vocabulary()
-    (spec,) = checkpoint.layer_specs(target.hidden_size, most=1)
-    vocabulary = Vocabulary.beside(checkpoint.location, target, draft_vocab, token_map)
-    output, bias = DraftOutput(target, vocabulary), checkpoint.config.bias
-    head = checkpoint.load(lambda: Eagle1Head(spec, output, bias=bias))
-    head.embedding = checkpoint.embedding(spec.hidden)
-    checkpoint.check_config_read()
-    return head
-
-
 def load_eagle3(
     kind: type[_Eagle3], checkpoint: HeadCheckpoint, captured: Sequence[int] | None = None
 ) -> tuple[_Eagle3, Needs]:
-    """A head with EAGLE-3's parts, as `load_eagle1`, and the features that it reads.
+    """A head with EAGLE-3's parts on the target's device, in its dtype, and the features it reads.
 
     Args:
         captured: layers of the target whose outputs it reads; None = as its config says.
@@ -348,15 +336,16 @@ class EagleDrafter(FeatureDrafter):
         tree = self._chain if budget.width == 1 else self.tree
         levels = min(budget.depth, tree.chain_len(self._sampling))
         unread, self._unread = self.unread(), ()
-        drafts = self._session.chain(*unread, levels, budget.min_prob) if levels > 0 else None
+        root, session = self.text[-1], self._session
+        drafts = session.chain(*unread, levels, budget.min_prob) if levels > 0 else None
         if drafts is not None:
-            return chain(self.text[-1], drafts[0], drafts[1].exp())
-        self._session.feed_base(*unread)
+            return chain(root, drafts[0], drafts[1].exp())
+        session.feed_base(*unread)
         if budget.depth < 1:
-            return root_only(self.text[-1], self._device)
+            return root_only(root, self._device)
         if isinstance(tree, DynamicTree):
-            return tree.expand(self._session, budget)
-        return tree.draft(self._session, budget, self._sampling, self._draws)
+            return tree.expand(session, root, budget)
+        return tree.draft(session, root, budget, self._sampling, self._draws)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """All roots draft along their true paths at once, depth by depth: exact for static trees.

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Sampling
+from engine.drafters.base import chain
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.kernels.cpu.operators import topk
@@ -73,19 +74,20 @@ class StaticTree:
     def draft(
         self,
         session: HeadSession,
+        root: int,
         budget: Budget,
         sampling: Sampling,
         draws: SeededDraws,
     ) -> Proposal:
-        """The tree below the session's root, its levels within the budget.
+        """The tree below the root, the session's last token; its levels within the budget.
 
         Greedy drafts end above the first depth whose parents are all too improbable; of drafts
         that are drawn, the number must not depend on what was drawn.
         """
         min_prob = budget.min_prob if sampling.greedy else 0.0
-        vocabulary, tokens = session.vocabulary, [session.root]
-        draft_probs, dists = [session.output.new_ones(1).float()], []
-        hidden, logits, grid = session.output, session.logits, session.root[None]
+        vocabulary, hidden, logits = session.vocabulary, session.output, session.logits
+        grid = torch.full((1, 1), root, device=hidden.device)
+        tokens, draft_probs, dists = [grid[0]], [session.output.new_ones(1).float()], []
         probs, paths = session.output.new_ones(1, 1).float(), session.output.new_ones(1).float()
         for depth, level in enumerate(self._levels[: budget.depth]):
             rows, ranks = level.children
@@ -206,18 +208,16 @@ class DynamicTree:
         """The same tree, not deeper than the budget, nor than the kept nodes can reach."""
         return replace(self, levels=min(self.levels, budget.depth, self.keep))
 
-    def expand(self, source: TreeSource, budget: Budget) -> Proposal:
-        """A tree below the source's root; nodes less probable than `min_prob` are not expanded."""
+    def expand(self, source: TreeSource, root: int, budget: Budget) -> Proposal:
+        """A tree below the root, the source's last token.
+
+        Nodes less probable than `min_prob` are not expanded.
+        """
         size = self.within(budget)
         candidates = expand_candidates(source, size, budget.min_prob)
         if size.top_k == 1:
-            log_probs = candidates.log_probs
-            return Proposal(
-                torch.cat([source.root, candidates.tokens]),
-                TreeShape.chain(len(log_probs)),
-                draft_probs=torch.cat([log_probs.new_zeros(1), log_probs]).exp(),
-            )
-        return kept_tree(source.root, candidates, size.keep, size.top_k)
+            return chain(root, candidates.tokens, candidates.log_probs.exp())
+        return kept_tree(root, candidates, size.keep, size.top_k)
 
 
 class Candidates(NamedTuple):
@@ -238,7 +238,6 @@ class TreeSource(Protocol):
 
     output: Tensor
     logits: Tensor
-    root: Tensor
     vocabulary: Vocabulary
 
     def expand(
@@ -282,14 +281,14 @@ def _best(source: TreeSource, logits: Tensor, count: int) -> tuple[Tensor, Tenso
     return source.vocabulary.target_ids(ranked.ids), ranked.log_probs
 
 
-def kept_tree(root: Tensor, candidates: Candidates, keep: int, top_k: int) -> Proposal:
-    """The draft of the best candidates below the root `(1,)`; `top_k` of them are siblings."""
+def kept_tree(root: int, candidates: Candidates, keep: int, top_k: int) -> Proposal:
+    """The draft of the best candidates below the root; `top_k` of them are siblings."""
     numbers, parents = rerank(candidates, keep)
     tokens, log_probs = candidates.tokens[numbers], candidates.log_probs[numbers]
     # The one wait for the device: the tree's topology is needed on the host.
     rows = torch.stack([parents, numbers % top_k]).tolist()
     return Proposal(
-        tokens=torch.cat([root, tokens]),
+        tokens=torch.cat([tokens.new_full((1,), root), tokens]),
         shape=TreeShape([-1, *rows[0]]),
         ranks=[0, *rows[1]],
         draft_probs=torch.cat([log_probs.new_zeros(1), log_probs]).exp(),

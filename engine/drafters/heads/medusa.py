@@ -161,15 +161,6 @@ class MedusaHeads:
             return torch.bmm(x, self.output[:num_heads].mT)
         return self.lm_head(x)
 
-    def ranks(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Rank that head d gives to the token in column d of `token_ids (rows, depths)`."""
-        depths = token_ids.shape[1]
-        ranks, size = [], max(1, MAX_LOGIT_ROWS // depths)
-        for rows, labels in zip(hidden.split(size), token_ids.split(size), strict=True):
-            logits = self.logits(rows, depths)
-            ranks.append(self.lm_head.vocabulary.rank_of(logits, labels.T).T)
-        return torch.cat(ranks)
-
 
 def read_heads(
     location: str, target: Target, draft_vocab: int | None = None, num_heads: int | None = None
@@ -283,9 +274,14 @@ class MedusaDrafter(LastRowDrafter):
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """Every head judges the token at its own distance: exact for every tree."""
-        hidden = trace.hidden_before_roots().to(self._slots.device)
-        tokens = trace.true_tokens(min(depths, self.heads.count)).clamp_min(0)
-        return self.heads.ranks(hidden, tokens.to(hidden.device)).cpu()
+        depths, device = min(depths, self.heads.count), self._slots.device
+        hidden = trace.hidden_before_roots().to(device)
+        tokens = trace.true_tokens(depths).clamp_min(0).to(device)
+        ranks, size = [], max(1, MAX_LOGIT_ROWS // depths)
+        for rows, labels in zip(hidden.split(size), tokens.split(size), strict=True):
+            logits = self.heads.logits(rows, depths)
+            ranks.append(self.heads.lm_head.vocabulary.rank_of(logits, labels.T).T)
+        return torch.cat(ranks).cpu()
 
 
 def choice_slots(tree: ChoiceTree, num_choices: int) -> Tensor:

@@ -138,20 +138,16 @@ class JacobiWindow:
         return sum(map(len, self.levels))
 
     @property
-    def max_depth(self) -> int:
-        return max(len(level) - 1 + max(i, 1) for i, level in enumerate(self.levels) if level)
-
-    @property
     def tokens(self) -> list[int]:
         return [token for level in self.levels for token in level]
 
     def rows(self, tokens: Tensor, num_nodes: int) -> ExtraRows:
         """The window's rows behind a tree; its `tokens (m,)` are on the target's device."""
-        depths, mask = _geometry(tuple(map(len, self.levels)), tokens.device)
+        depths, mask, max_depth = _geometry(tuple(map(len, self.levels)), tokens.device)
         visible = mask.new_zeros(len(tokens), num_nodes + len(tokens))
         visible[:, 0] = True
         visible[:, num_nodes:] = mask
-        return ExtraRows(tokens, depths, visible, self.max_depth)
+        return ExtraRows(tokens, depths, visible, max_depth)
 
     def results(self, best: Sequence[int], num_nodes: int) -> list[int]:
         """The argmaxes at the newest level, from those of every row of the forward.
@@ -176,8 +172,8 @@ class JacobiWindow:
 
 
 @functools.lru_cache(maxsize=64)
-def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Depths `(m,)` and mask `(m, m)` of the window's rows, for levels of these widths."""
+def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """Depths `(m,)`, mask `(m, m)` and greatest depth of the rows of levels of these widths."""
     starts = [sum(widths[:level]) for level in range(len(widths))]
     total = sum(widths)
     depths = torch.zeros(total, dtype=torch.int64)
@@ -189,7 +185,7 @@ def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
             visible[row, : column + (level == 0)] = True
             for upper in range(1, level + 1):
                 visible[row, starts[upper] + column] = True
-    return upload(depths, device), upload(visible, device)
+    return upload(depths, device), upload(visible, device), int(depths.max())
 
 
 class LookaheadDrafter(Drafter):

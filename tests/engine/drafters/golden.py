@@ -29,10 +29,11 @@ class GoldenCase:
 
 
 @functools.cache
-def golden_case(name: str) -> GoldenCase:
-    """The case `method/case`, loaded once."""
+def golden_case(name: str, suffix: str = "") -> GoldenCase:
+    """The case `method/case`, loaded once; `suffix` of its expected data's files."""
     folder = ROOT / name
     spec = TargetSpec(name=name, path=str(folder / "target"))
     target = load_target(spec, dtype="float32", device="cpu", cache_dir=folder)
-    expected = json.loads((folder / "expected.json").read_text())
-    return GoldenCase(folder, target, expected, load_file(folder / "expected.safetensors"))
+    expected = json.loads((folder / f"expected{suffix}.json").read_text())
+    tensors = load_file(folder / f"expected{suffix}.safetensors")
+    return GoldenCase(folder, target, expected, tensors)

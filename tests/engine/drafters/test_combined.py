@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.accept import Rule, Typical
+from engine.accept import Typical
 from engine.config import Sampling
 from engine.drafters.autoregressive import AutoregressiveDrafter
 from engine.drafters.base import Start, root_only
-from engine.drafters.combined import CombinedConfig, CombinedDrafter, MinMatchDrafter
+from engine.drafters.combined import CombinedConfig, MinMatchDrafter
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
@@ -23,7 +23,7 @@ from engine.proposal import Budget, Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
-from tests.engine.drafters.judges import target_of
+from tests.engine.drafters.judges import begin, started, target_of
 from tests.models import build_context
 
 NGRAM = {"decoding_type": "NGram"}
@@ -47,23 +47,14 @@ def spy(drafter: Any, turns: list[str], name: str) -> None:
     drafter.propose = lambda budget: turns.append(name) or propose(budget)
 
 
-def test_heads_see_every_outcome(tmp_path: Path):
+def test_heads_are_shown_what_they_need_and_their_rule_decides(tmp_path: Path):
     target = target_of("llama")
-    heads = save_medusa(tmp_path / "medusa", target, 2)
-    medusa = MedusaConfig(
-        speculative_model=str(heads), medusa_choices=((0,), (1,), (0, 0), (0, 1), (1, 0))
-    )
-    combined = CombinedConfig(model=medusa)
-    drafter = combined.build(build_context(target))
-    assert drafter.needs == medusa.build(build_context(target)).needs
-    judges.assert_greedy_lossless(target, drafter)
-
-
-def started(config: CombinedConfig, prompt: list[int]) -> CombinedDrafter:
-    drafter = config.build(build_context(target_of("llama")))
-    shown = TargetOutput(torch.zeros(1, 288))
-    drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
-    return drafter
+    heads = str(save_medusa(tmp_path, target, 4))
+    lossy = CombinedConfig(model=MedusaConfig(speculative_model=heads, acceptance="typical"))
+    assert CombinedConfig().lossless and not lossy.lossless
+    drafter = lossy.build(build_context(target))
+    assert isinstance(drafter.rule(Sampling(temperature=1.0)), Typical)
+    assert judges.assert_greedy_lossless(target, drafter) > 0
 
 
 @pytest.mark.parametrize("retrieval", [NGRAM, {"decoding_type": "Suffix"}])
@@ -79,11 +70,9 @@ def test_retrieval_drafts_only_where_the_match_is_long_enough(retrieval: dict[st
 
 
 def test_suffix_matches_in_earlier_runs_count():
-    retrieval = SuffixConfig(use_global_pool=True)
-    drafter = started(CombinedConfig(retrieval=retrieval), [1, 2, 3, 4, 5])
+    drafter = started(CombinedConfig(retrieval=SuffixConfig(use_global_pool=True)), [1, 2, 3, 4, 5])
     drafter.finish()
-    shown = TargetOutput(torch.zeros(1, 288))
-    drafter.start(Start([9, 2], 3, shown, Sampling(), SeededDraws(0)))
+    begin(drafter, [9, 2, 3])
     assert drafter.propose(Budget(99)).tokens.tolist() == [3, 4, 5]
 
 
@@ -93,8 +82,9 @@ def test_repeats_equal_brute_force(text: list[int], length: int, split: int):
     split = min(split, len(text) - 1)
     context, shown = build_context(target_of("llama")), TargetOutput(torch.zeros(1, 288))
     drafter = MinMatchDrafter(AutoregressiveDrafter(context), length)
-    drafter.start(Start(text[: split - 1], text[split - 1], shown, Sampling(), SeededDraws(0)))
-    proposal = root_only(text[split - 1], context.target.device)
+    start = Start(text[: split - 1], text[split - 1], shown, Sampling(), SeededDraws(0))
+    drafter.start(start)
+    proposal = root_only(start.root, context.target.device)
     drafter.observe(Outcome(proposal, shown, (0,), tuple(text[split:])))
     before = [text[i : i + length] for i in range(len(text) - length)]
     assert drafter.is_repeat == (len(text) >= length and text[-length:] in before)
@@ -113,21 +103,3 @@ def test_repeats_equal_brute_force(text: list[int], length: int, split: int):
 def test_wrong_nested_settings_are_named(values: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words):
         CombinedConfig.parse(values)
-
-
-def test_lossy_model_makes_the_combination_lossy():
-    assert CombinedConfig().lossless
-    assert not CombinedConfig(model=MedusaConfig(acceptance="typical")).lossless
-
-
-def test_the_models_rule_decides():
-    own = Typical(1.0, 0.09, 0.3)
-
-    class Own(AutoregressiveDrafter):
-        def rule(self, sampling: Sampling) -> Rule:
-            return own
-
-    bench = build_context(target_of("llama"))
-    config = CombinedConfig()
-    drafter = CombinedDrafter(config, config.retrieval.build(bench), Own(bench))
-    assert drafter.rule(Sampling(temperature=1.0)) is own

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.accept import Lossless, VerifiedTree
 from engine.config import Sampling
-from engine.drafters.base import Start
+from engine.drafters.base import Start, features_of
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.eagle.methods import MC_SIM_7B_63, Eagle3Config, EagleConfig, EagleDrafter
 from engine.drafters.heads.layer import HeadCache
@@ -26,38 +25,35 @@ from tests.engine.drafters.golden import ROOT, GoldenCase, golden_case
 from tests.engine.drafters.judges import write
 from tests.models import build_context
 
-CASES = ("eagle1", "eagle2", "eagle3", "eagle3_fullvocab")
+CASES = {
+    **{name: (f"eagle/{name}", "") for name in ("eagle1", "eagle2", "eagle3")},
+    "eagle3_fullvocab": ("eagle/eagle3", "_fullvocab"),
+}
 FLOAT: dict[str, Any] = {"atol": 5e-5, "rtol": 0.0}
 PROB: dict[str, Any] = {"atol": 1e-5, "rtol": 0.0}
 
 
 def case_of(name: str) -> GoldenCase:
-    if name != "eagle3_fullvocab":
-        return golden_case(f"eagle/{name}")
-    folder = ROOT / "eagle" / "eagle3"
-    expected = json.loads((folder / "expected_fullvocab.json").read_text())
-    tensors = load_file(folder / "expected_fullvocab.safetensors")
-    return GoldenCase(folder, golden_case("eagle/eagle3").target, expected, tensors)
+    return golden_case(*CASES[name])
 
 
 def drafter_of(case: GoldenCase, settings: dict[str, Any] | None = None) -> EagleDrafter:
     """The reference's loader arguments, in our settings."""
-    head = str(case.folder / case.expected["head_dir"])
-    config: EagleConfig | Eagle3Config
+    values: dict[str, Any] = {}
     method = case.expected["method"]
     if method == "eagle1":
-        config = EagleConfig.parse({"speculative_model": head, **(settings or {})})
+        values |= settings or {}
     else:
         params = settings or {"total_token": 16, "depth": 5, "top_k": 10}
-        values = {
-            "speculative_model": head,
+        values |= {
             "use_dynamic_tree": True,
             "max_draft_len": params["depth"] + 1,
             "max_total_draft_tokens": params["total_token"] - 1,
             "dynamic_tree_max_topK": params["top_k"],
         }
-        config = (EagleConfig if method == "eagle2" else Eagle3Config).parse(values)
-    return config.build(build_context(case.target))
+    values["speculative_model"] = str(case.folder / case.expected["head_dir"])
+    kind = Eagle3Config if method == "eagle3" else EagleConfig
+    return kind.parse(values).build(build_context(case.target))
 
 
 def prompt_of(case: GoldenCase, record: dict[str, Any]) -> list[int]:
@@ -65,21 +61,16 @@ def prompt_of(case: GoldenCase, record: dict[str, Any]) -> list[int]:
     return ids
 
 
-def choices_of(case: GoldenCase, name: str) -> list[list[int]]:
-    found: list[list[list[int]]] = [
-        tree["choices"] for tree in case.expected["trees"] if tree["name"] == name
-    ]
-    return found[0]
+def choices_of(case: GoldenCase, name: str) -> Any:
+    return next(tree["choices"] for tree in case.expected["trees"] if tree["name"] == name)
 
 
 def runs() -> list[Any]:
     return [
         pytest.param(case, i, id=f"{case}-{record['name']}-prompt{record['prompt']}")
-        for case, file in zip(
-            CASES, ("expected.json",) * 3 + ("expected_fullvocab.json",), strict=True
-        )
+        for case, (folder, suffix) in CASES.items()
         for i, record in enumerate(
-            json.loads((ROOT / "eagle" / case.split("_")[0] / file).read_text())["runs"]
+            json.loads((ROOT / folder / f"expected{suffix}.json").read_text())["runs"]
         )
     ]
 
@@ -93,8 +84,7 @@ def test_features_and_head_outputs_equal_the_reference(name: str) -> None:
     drafter, wanted = drafter_of(case), case.tensors
     prompt = prompt_of(case, case.expected["head_io"])
     shown = case.target.prefill(prompt, case.target.new_cache(64), drafter.needs)
-    features = shown.layers if drafter.needs.layers else shown.hidden
-    assert features is not None
+    features = features_of(shown)
     torch.testing.assert_close(features, wanted["target_features"], **FLOAT)
     head, fed = drafter.head, wanted["head_input_ids"]
     with torch.inference_mode():
@@ -221,11 +211,8 @@ def test_sampled_runs_replay_with_the_recorded_draws(name: str) -> None:
     record = case.expected["sampling"][0]
     settings = {key: record[key] for key in ("temperature", "top_k")}
     sampling = Sampling(top_p=record["top_p"] or 1.0, **settings)
-    target, drafter, prompt = (
-        case.target,
-        drafter_of(case, record["params"]),
-        prompt_of(case, record),
-    )
+    target, prompt = case.target, prompt_of(case, record)
+    drafter = drafter_of(case, record["params"])
     cache = target.new_cache(256)
     shown = target.prefill(prompt, cache, drafter.needs)
     drafter.start(Start(prompt, record["steps"][0]["tokens"][0], shown, sampling, SeededDraws(0)))

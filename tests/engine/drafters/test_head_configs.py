@@ -19,8 +19,8 @@ from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.engine.drafters.heads import save_head
 from tests.engine.drafters.tiny_mtp import load_deepseek, save_deepseek
+from tests.engine.methods import save_head
 from tests.models import build_context, save_tiny, tiny_target
 
 DRAFTERS: dict[str, tuple[str, str]] = {

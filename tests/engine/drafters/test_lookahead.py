@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config import Sampling
-from engine.drafters.base import Start
 from engine.drafters.lookup import lookahead
 from engine.drafters.lookup.lookahead import (
     JacobiWindow,
@@ -23,12 +21,8 @@ from engine.drafters.lookup.lookahead import (
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Proposal
-from engine.sampling import SeededDraws
 from engine.tree import merge_prefixes
-from tests.engine.drafters.judges import (
-    target_of,
-    write,
-)
+from tests.engine.drafters.judges import started, write
 from tests.models import build_context
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lookahead"
@@ -96,21 +90,21 @@ def test_every_forward_and_window_move_equals_the_reference(number: int):
             assert [[key, gram] for key, *gram in added] == step["pool_additions"]
 
 
-def test_pool_keeps_the_newest_and_moves_repeats_to_the_front():
-    pool = NGramPool(2, ngram_size=3)
-    for ngram in [(9, 1, 2), (9, 3, 4), (9, 1, 2), (9, 5, 6)]:
+@pytest.mark.parametrize(
+    ("size", "ngrams", "kept"),
+    [
+        # The newest, and repeats move to the front.
+        (2, [(9, 1, 2), (9, 3, 4), (9, 1, 2), (9, 5, 6)], [(5, 6), (1, 2)]),
+        # Short continuations fill the room that n-grams leave.
+        (3, [(9, 7), (9, 8), (9, 1), (9, 1, 2)], [(1, 2), (8,), (7,)]),
+        (3, [(9, 7), (9, 8), (9, 1), (9, 1, 2), (9, 3, 4)], [(3, 4), (1, 2), (8,)]),
+    ],
+)
+def test_what_a_pool_keeps(size: int, ngrams: list[tuple[int, ...]], kept: list[Any]):
+    pool = NGramPool(size, ngram_size=3)
+    for ngram in ngrams:
         pool.add(ngram)
-    assert pool.get(9) == [(5, 6), (1, 2)]
-    assert pool.get(8) == []
-
-
-def test_short_continuations_fill_the_room_that_ngrams_leave():
-    pool = NGramPool(3, ngram_size=3)
-    for ngram in [(9, 7), (9, 8), (9, 1), (9, 1, 2)]:
-        pool.add(ngram)
-    assert pool.get(9) == [(1, 2), (8,), (7,)]
-    pool.add((9, 3, 4))
-    assert pool.get(9) == [(3, 4), (1, 2), (8,)]
+    assert pool.get(9) == kept and pool.get(8) == []
 
 
 def test_window_of_the_docstring_moves_as_drawn():
@@ -126,15 +120,9 @@ def test_window_of_the_docstring_moves_as_drawn():
 
 
 def test_window_is_dropped_when_it_reaches_past_the_context():
-    target = target_of("llama")
-    drafter = LookaheadConfig().build(build_context(target))
-    prompt = [1, 2, 3, 4]
-    cache = target.new_cache(8)
-    shown = target.prefill(prompt, cache, Needs())
-    drafter.start(Start(prompt, 5, shown, Sampling(), SeededDraws(0)))
+    drafter = started(LookaheadConfig(), [1, 2, 3, 4, 5])
     assert drafter.propose(Budget(0)).extra is None
     proposal = drafter.propose(Budget(1))
-    assert proposal.extra is not None
     depth = int(proposal.extra.depths.max())
     assert proposal.cut(depth).extra is not None
     assert proposal.cut(depth - 1).extra is None
@@ -142,8 +130,5 @@ def test_window_is_dropped_when_it_reaches_past_the_context():
 
 @pytest.mark.parametrize(("from_text", "drafted"), [(True, [2, 3]), (False, [])])
 def test_prompt_fills_the_pool_only_if_wanted(from_text: bool, drafted: list[int]):
-    target = target_of("llama")
-    drafter = LookaheadConfig(pool_from_text=from_text).build(build_context(target))
-    shown = target.prefill([1, 2, 3], target.new_cache(8), Needs())
-    drafter.start(Start([1, 2, 3], 1, shown, Sampling(), SeededDraws(0)))
+    drafter = started(LookaheadConfig(pool_from_text=from_text), [1, 2, 3, 1])
     assert drafter.propose(Budget(99)).tokens.tolist() == [1, *drafted]

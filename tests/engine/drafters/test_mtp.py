@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +22,28 @@ from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import write
-from tests.models import build_context, plain_greedy, tiny_model, tiny_target
-
-tiny_mtp = pytest.importorskip(
-    "tests.engine.drafters.tiny_mtp",
-    reason="this transformers has no MtpModel",
-    exc_type=ImportError,
+from tests.engine.drafters.tiny_mtp import (
+    VOCAB,
+    load_deepseek,
+    per_expert,
+    published,
+    save_deepseek,
 )
+from tests.models import build_context, lasting_folder, plain_greedy, tiny_model, tiny_target
+
 PROMPTS = ([1, 2, 3, 1, 2, 3, 4], [5], [9, 8, 7, 6, 5])
 
-Saved = Callable[[int], Path]
+
+@functools.cache
+def saved(num_layers: int) -> Path:
+    return save_deepseek(lasting_folder("deepseek"), num_mtp_layers=num_layers)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    folders: dict[int, Path] = {}
-
-    def get(layers: int) -> Path:
-        if layers not in folders:
-            folder = tmp_path_factory.mktemp(f"deepseek{layers}")
-            folders[layers] = tiny_mtp.save_deepseek(folder, num_mtp_layers=layers)
-        return folders[layers]
-
-    return get
+def built(num_layers: int, **settings: Any) -> tuple[Target, Any]:
+    """A target with so many layers, and a drafter; by default it drafts one token per layer."""
+    target = load_deepseek(saved(num_layers))
+    config = MTPConfig(**{"max_draft_len": num_layers, **settings})
+    return target, config.build(build_context(target))
 
 
 @torch.inference_mode()
@@ -65,96 +63,69 @@ def whole_text_draft(target: Target, layers: Any, text: list[int]) -> list[int]:
     return [int(token) for token in drafted[0]]
 
 
-def reference_of(folder: Path, num_layers: int) -> tuple[Target, Any]:
-    """The same weights under transformers' own attention, for `whole_text_draft`."""
+@pytest.mark.parametrize("num_layers", [1, judges.slow(2), 3])
+def test_every_draft_equals_transformers_on_the_whole_text(num_layers: int) -> None:
     from transformers.modeling_layers import MtpModel
 
-    reference = tiny_mtp.load_deepseek(folder, attention="eager")
-    ours = MTPConfig(max_draft_len=num_layers).build(build_context(tiny_mtp.load_deepseek(folder)))
+    target, drafter = built(num_layers)
+    reference = load_deepseek(saved(num_layers), attention="eager")
     layers = MtpModel(reference.model, num_layers)
-    layers.load_state_dict(ours._layers.state_dict())
-    return reference, layers.eval()
-
-
-@pytest.mark.parametrize("num_layers", [1, judges.slow(2), 3])
-def test_every_draft_equals_transformers_on_the_whole_text(saved: Saved, num_layers: int):
-    target = tiny_mtp.load_deepseek(saved(num_layers))
-    reference, layers = reference_of(saved(num_layers), num_layers)
-    drafter = MTPConfig(max_draft_len=num_layers).build(build_context(target))
-    drafts = functools.partial(whole_text_draft, reference, layers)
+    layers.load_state_dict(drafter._layers.state_dict())
+    drafts = functools.partial(whole_text_draft, reference, layers.eval())
     assert judges.assert_drafts_equal(drafts, target, drafter, prompts=PROMPTS) > 0
 
 
-def test_weights_are_those_of_the_checkpoint(saved: Saved):
-    target = tiny_mtp.load_deepseek(saved(2))
-    layers = MTPConfig(max_draft_len=2).build(build_context(target))._layers
+def test_weights_are_those_of_the_checkpoint() -> None:
     file = load_file(saved(2) / "model.safetensors")
-    loaded = tiny_mtp.published(layers)
+    loaded = published(built(2)[1]._layers)
     assert len(loaded) > 40
     for name, tensor in loaded.items():
         assert torch.equal(tensor, file[name]), name
 
 
-def test_one_layer_feeds_itself_to_draft_further(saved: Saved):
-    target = tiny_mtp.load_deepseek(saved(1))
-    short = MTPConfig(max_draft_len=1).build(build_context(target))
-    long = MTPConfig(max_draft_len=4).build(build_context(target))
-    by_length = {}
-    for drafter in (short, long):
+def test_one_layer_feeds_itself_to_draft_further() -> None:
+    firsts = []
+    for length in (1, 4):
+        target, drafter = built(1, max_draft_len=length)
         text = write(target, drafter, PROMPTS[0], tokens=30)
         assert text.output == plain_greedy(target, PROMPTS[0], 30)
-        seen, drafts = 1, {}
-        for step in text.steps:
-            drafts[seen] = step.tokens
-            seen += step.num_accepted + 1
-        by_length[drafter] = drafts
-    both = by_length[short].keys() & by_length[long].keys()
-    assert both and all(by_length[long][at][:2] == by_length[short][at] for at in both)
-    assert max(len(tokens) for tokens in by_length[long].values()) == 5
+        assert {step.num_drafted for step in text.steps} == {length}
+        firsts.append({step.context_len: step.tokens[1] for step in text.steps})
+    both = firsts[0].keys() & firsts[1].keys()
+    assert both and all(firsts[0][at] == firsts[1][at] for at in both)
 
 
-def test_context_end_is_reached_exactly(saved: Saved):
-    target = tiny_mtp.load_deepseek(saved(3))
-    drafter = MTPConfig(max_draft_len=3).build(build_context(target))
+def test_context_end_is_reached_exactly() -> None:
+    target, drafter = built(3)
     prompt = ([1, 2, 3, 4, 5] * 80)[: target.context_len - 7]
     text = write(target, drafter, prompt, tokens=50)
     assert text.finish_reason == "context"
     assert text.output == plain_greedy(target, prompt, 7)
 
 
-@pytest.mark.parametrize(("num_layers", "length"), [(1, 3), judges.slow(2, 2)])
+@pytest.mark.parametrize(("num_layers", "length"), [(1, 3), (2, 2)])
 @pytest.mark.slow
-def test_sampled_output_follows_the_target(saved: Saved, num_layers: int, length: int):
-    target = tiny_mtp.load_deepseek(saved(num_layers))
+def test_sampled_output_follows_the_target(num_layers: int, length: int) -> None:
+    target, drafter = built(num_layers, max_draft_len=length)
     with torch.no_grad():
-        target.lm_head.weight.mul_(0.35)
-    drafter = MTPConfig(max_draft_len=length).build(build_context(target))
+        target.lm_head.get_parameter("weight").mul_(0.35)
     assert judges.p_value(target, drafter, tokens=200) > 1e-3
 
 
 # ---- what cannot be
 
 
-def test_more_tokens_than_layers_are_refused(saved: Saved):
-    target = tiny_mtp.load_deepseek(saved(2))
+def test_what_has_no_such_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match="max_draft_len is 3, but tiny-deepseek has 2 MTP"):
-        MTPConfig(max_draft_len=3).build(build_context(target))
-
-
-def test_a_target_without_mtp_layers_is_refused():
-    with pytest.raises(DrafterError, match="tiny-llama has no MTP layers"):
-        MTPConfig().build(build_context(tiny_target("llama")))
-
-
-@pytest.mark.parametrize("family", ["bailing_hybrid", "nemotron_h"])
-def test_layers_that_transformers_cannot_use_are_refused(family: str):
-    with pytest.raises(DrafterError, match=rf"tiny-{family}'s MTP layers cannot be used: transf"):
-        MTPConfig().build(build_context(tiny_target(family)))
-
-
-def test_a_checkpoint_without_mtp_weights_is_refused(tmp_path: Path):
-    folder = tiny_mtp.save_deepseek(tmp_path / "bare", num_mtp_layers=1, with_mtp=False)
-    target = tiny_mtp.load_deepseek(folder)
+        built(2, max_draft_len=3)
+    for family, words in (
+        ("llama", "tiny-llama has no MTP layers"),
+        ("bailing_hybrid", "tiny-bailing_hybrid's MTP layers cannot be used: transf"),
+        ("nemotron_h", "tiny-nemotron_h's MTP layers cannot be used: transf"),
+    ):
+        with pytest.raises(DrafterError, match=words):
+            MTPConfig().build(build_context(tiny_target(family)))
+    target = load_deepseek(save_deepseek(tmp_path / "bare", num_mtp_layers=1, with_mtp=False))
     with pytest.raises(DrafterError, match="has no MTP weights"):
         MTPConfig().build(build_context(target))
     assert "_keys_to_ignore_on_load_unexpected" not in vars(target.model)
@@ -210,26 +181,25 @@ def test_thinking_lasts_from_its_first_token_to_its_last():
     assert states == [False, True, True, False, False, False, True, True]
 
 
-def test_relaxed_acceptance_accepts_more_only_while_thinking(saved: Saved):
-    target = tiny_mtp.load_deepseek(saved(1))
+def test_relaxed_acceptance_accepts_more_only_while_thinking() -> None:
+    begin = PROMPTS[0][0]
     relaxed: dict[str, Any] = {
         "max_draft_len": 3,
         "use_relaxed_acceptance_for_thinking": True,
-        "relaxed_topk": tiny_mtp.VOCAB,
+        "relaxed_topk": VOCAB,
         "relaxed_delta": 1.0,
+        "end_thinking_phase_token": begin,  # thinking does not end
     }
     assert MTPConfig().lossless and not MTPConfig(**relaxed).lossless
-    begin = PROMPTS[0][0]
-    relaxed["end_thinking_phase_token"] = begin  # thinking does not end
     with pytest.raises(DrafterError, match=r"begin_thinking_phase_token must be below 12, the"):
-        MTPConfig(**relaxed).build(build_context(target))
-    thinking = MTPConfig(**relaxed, begin_thinking_phase_token=begin).build(build_context(target))
+        built(1, **relaxed)
+    target, thinking = built(1, **relaxed, begin_thinking_phase_token=begin)
     text = write(target, thinking, PROMPTS[0], tokens=30)
     assert all(step.num_accepted == step.num_drafted for step in text.steps)
     plain = plain_greedy(target, PROMPTS[0], 30)
-    absent = next(token for token in range(tiny_mtp.VOCAB) if token not in (*PROMPTS[0], *plain))
-    never = MTPConfig(**relaxed, begin_thinking_phase_token=absent).build(build_context(target))
-    assert write(target, never, PROMPTS[0], tokens=30).output == plain
+    absent = next(token for token in range(VOCAB) if token not in (*PROMPTS[0], *plain))
+    other, never = built(1, **relaxed, begin_thinking_phase_token=absent)
+    assert write(other, never, PROMPTS[0], tokens=30).output == plain
     # A text that does not think is strict, also after one that did.
     plain = plain_greedy(target, [5, 6], 10)
     assert begin not in plain
@@ -246,13 +216,7 @@ def save_qwen(folder: Path, family: str) -> Path:
     model.save_pretrained(folder)
     size, generator = model.config.hidden_size, torch.Generator().manual_seed(4)
     block = type(model.model.layers[2])(model.config, 2)
-    tensors = {f"mtp.layers.0.{name}": tensor for name, tensor in block.state_dict().items()}
-    for name in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
-        fused = tensors.pop(f"mtp.layers.0.{name}", None)
-        for expert, each in enumerate([] if fused is None else fused):
-            parts = ("gate", "up") if "gate_up" in name else ("down",)
-            for part, rows in zip(parts, each.chunk(len(parts)), strict=True):
-                tensors[f"mtp.layers.0.mlp.experts.{expert}.{part}_proj.weight"] = rows
+    tensors = per_expert({f"mtp.layers.0.{name}": t for name, t in block.state_dict().items()})
     tensors["mtp.fc.weight"] = torch.empty(size, 2 * size)
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         tensors[f"mtp.{name}.weight"] = torch.empty(size)

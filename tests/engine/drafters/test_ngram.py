@@ -28,18 +28,24 @@ def config_of(row: dict[str, Any], lookup: Any) -> NGramConfig:
     )
 
 
-def propose(
-    config: NGramConfig, sequence: list[int], end: int = END, eos_ids: frozenset[int] = frozenset()
+def drafts(
+    config: NGramConfig,
+    *sequences: list[int],
+    end: int = END,
+    eos_ids: frozenset[int] = frozenset(),
 ) -> list[int]:
+    """What is proposed after the last sequence; each one is a run of its own."""
     lookup = lookup_of(config)
-    lookup.begin(end, eos_ids)
-    return lookup.draft(sequence)
+    for sequence in sequences:
+        lookup.begin(end, eos_ids)
+        proposed = lookup.draft(sequence)
+    return proposed
 
 
 @pytest.mark.parametrize("sequence", EXPECTED["sequences"], ids=lambda s: s["name"])
 def test_prompt_lookup_equals_transformers(sequence: dict[str, Any]) -> None:
     for row in sequence["results"]:
-        ours = propose(config_of(row, "transformers"), sequence["tokens"])
+        ours = drafts(config_of(row, "transformers"), sequence["tokens"])
         assert ours == row["hf_5"]
         # Without a match, the old release feeds the token 0.
         assert ours == ([] if row["hf_4_37"] == [0] else row["hf_4_37"])
@@ -49,7 +55,8 @@ def test_prompt_lookup_stops_at_eos_and_at_the_end() -> None:
     for row in EXPECTED["hf_5_variants"]:
         eos_ids = frozenset() if row["eos_token_id"] is None else frozenset({row["eos_token_id"]})
         config = config_of(row, "transformers")
-        assert propose(config, row["tokens"], row["max_length"], eos_ids) == row["draft"]
+        end = row["max_length"]
+        assert drafts(config, row["tokens"], end=end, eos_ids=eos_ids) == row["draft"]
 
 
 @pytest.mark.parametrize(
@@ -79,28 +86,12 @@ def test_every_step_of_the_recorded_runs_is_the_same(run: dict[str, Any]) -> Non
 # ---- TensorRT-LLM's pool, derived by hand from its documentation
 
 
-def drafts(config: NGramConfig, *sequences: list[int]) -> list[int]:
-    """What the pool proposes after the last sequence; each one is a run of its own."""
-    lookup = lookup_of(config)
-    for sequence in sequences:
-        lookup.begin(END, frozenset())
-        proposed = lookup.draft(sequence)
-    return proposed
-
-
 def pool(**options: Any) -> NGramConfig:
     return NGramConfig(**{"max_draft_len": 2, "max_matching_ngram_size": 2, **options})
 
 
 TWICE = [1, 2, 3, 4, 9, 1, 2, 5, 6, 8, 1, 2]
 """After (1, 2) came first (3, 4), then (5, 6)."""
-
-
-def test_defaults_are_tensorrt_llms() -> None:
-    config = NGramConfig()
-    assert config.max_matching_ngram_size == 2
-    assert config.is_keep_all and config.is_use_oldest and config.is_public_pool
-    assert config.lookup == "pool"
 
 
 def test_the_pool_proposes_the_oldest_match_or_the_newest() -> None:

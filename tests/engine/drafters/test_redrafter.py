@@ -129,33 +129,6 @@ def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
 # ---- the search
 
 
-def plain_search(head: Any, context: Any, root: int, width: int, drafted: int) -> list[Any]:
-    """Beams by scoring every beam against the whole vocabulary, as the reference words it."""
-    beams: list[tuple[float, list[int]]] = [(0.0, [])]
-    for _ in range(drafted):
-        longer = []
-        for score, tokens in beams:
-            state = torch.zeros_like(context)
-            for token in [root, *tokens]:
-                state = head.advance(state, torch.tensor([token]))
-            logits = head.logits(context, state)[0]
-            logits = logits.masked_fill(logits < logits.topk(50).values[-1], -50000.0)
-            log_probs = logits.log_softmax(dim=-1).tolist()
-            longer += [(score + p, [*tokens, i]) for i, p in enumerate(log_probs)]
-        beams = sorted(longer, key=lambda beam: -beam[0])[:width]
-    return [tokens for _, tokens in beams]
-
-
-@pytest.mark.parametrize("width", [1, 3, 50])
-def test_best_candidates_suffice_for_the_search_over_the_whole_vocabulary(width: int) -> None:
-    case = golden_case("redrafter/case_a_rnn")
-    head = read_head(str(case.folder / "head"), case.target)
-    context = case.tensors["head_check.context"][:1]
-    with torch.inference_mode():
-        beams = search_beams(head, context, 7, width=width, length=3)
-        assert beams.tokens.tolist() == plain_search(head, context, 7, width, 3)
-
-
 def test_tokens_that_tie_with_the_last_candidate_count_in_the_normaliser() -> None:
     logits = torch.cat([torch.arange(49.0, 0.0, -1.0), torch.zeros(4)])[None] / 8
     kept, tokens = best_candidates(logits)
@@ -200,14 +173,8 @@ def test_head_of_another_target_is_refused_with_both_numbers(tmp_path: Path) -> 
     with pytest.raises(DrafterError, match=r"input_proj\.weight is 72×96, .* needs 72×64"):
         build(tiny_target(vocab_size=160, eos_token_id=None), plain.folder / "head")
     tensors = load_file(rnn.folder / "head" / "model.safetensors")
-    del tensors["rnn_u.bias"]
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(DrafterError, match=r"has no tensor rnn_u\.bias"):
-        build(rnn.target, tmp_path)
-
-
-def test_checkpoint_without_head_is_refused(tmp_path: Path) -> None:
-    target = golden_case("redrafter/case_a_rnn").target
-    save_file({"other.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(DrafterError, match=r"no tensor lm_head\.0\.weight"):
-        build(target, tmp_path)
+    for kept in (tensors.keys() - {"rnn_u.bias"}, {"rnn_u.bias"}):
+        save_file({name: tensors[name] for name in kept}, tmp_path / "model.safetensors")
+        missing = "rnn_u.bias" if len(kept) > 1 else "lm_head.0.weight"
+        with pytest.raises(DrafterError, match=f"no tensor {missing}"):
+            build(rnn.target, tmp_path)

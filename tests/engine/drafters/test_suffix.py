@@ -1,42 +1,42 @@
-"""Suffix decoding drafts what followed before, as likely as it followed."""
+"""Suffix decoding drafts what followed before, as likely as it followed; its two indices."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.config import Sampling
-from engine.drafters.base import Start
+from engine.drafters.lookup import array as array_module
+from engine.drafters.lookup import suffix
+from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 from engine.drafters.lookup.mixing import COUNTS, TargetPredictions
-from engine.drafters.lookup.suffix import GlobalPool, SuffixConfig, SuffixDrafter
-from engine.proposal import Budget, TargetOutput
-from engine.sampling import SeededDraws
-from tests.engine.drafters.judges import (
-    target_of,
-    write,
-)
-from tests.models import build_context
+from engine.drafters.lookup.suffix import GlobalPool, SuffixConfig
+from engine.errors import ConfigError
+from engine.model.corpus import Corpus
+from engine.proposal import Budget
+from engine.training.corpus.dialogues import CorpusSettings
+from tests.engine.drafters.judges import begin, started, target_of, write
+from tests.engine.training.conftest import grow, learnable_target
+from tests.models import build_context, plain_greedy, tiny_target
+
+REPEATS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
 
 
-def started(config: SuffixConfig, prompt: list[int]) -> SuffixDrafter:
-    """A drafter that has read the prompt; its last token is the root."""
-    drafter = config.build(build_context(target_of("llama")))
-    shown = TargetOutput(torch.zeros(1, 1))
-    drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
-    return drafter
+@pytest.mark.parametrize(("factor", "drafted"), [(1.0, [4, 5, 6]), (2.0, [4, 5, 6, 7, 8, 9])])
+def test_draft_is_as_long_as_the_match(factor: float, drafted: list[int]):
+    drafter = started(SuffixConfig(max_spec_factor=factor), REPEATS)
+    assert drafter.propose(Budget(99)).tokens.tolist() == [3, *drafted]
 
 
-def test_draft_is_as_long_as_the_match():
-    proposal = started(SuffixConfig(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(Budget(99))
-    assert proposal.tokens.tolist() == [3, 4, 5, 6]
-    longer = SuffixConfig(max_spec_factor=2.0)
-    proposal = started(longer, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(Budget(99))
-    assert proposal.tokens.tolist() == [3, 4, 5, 6, 7, 8, 9]
+def followers(text: list[int], context: tuple[int, ...]) -> Counter[int]:
+    """How often each token came after a context."""
+    n = len(context)
+    return Counter(text[i + n] for i in range(len(text) - n) if tuple(text[i : i + n]) == context)
 
 
 @settings(deadline=None)
@@ -55,11 +55,7 @@ def test_drafts_and_probabilities_equal_brute_force(text: list[int], tree: bool,
     ):
         # Any context as long as counts allow continues alike: take the one of the match.
         context = tuple(text[len(text) - best.match_len :]) + paths[parent]
-        followed = Counter(
-            text[i + len(context)]
-            for i in range(len(text) - len(context))
-            if tuple(text[i : i + len(context)]) == context
-        )
+        followed = followers(text, context)
         assert prob == pytest.approx(followed[token] / followed.total())
         paths[node] = (*paths[parent], token)
         path_probs[node] = path_probs[parent] * prob
@@ -72,9 +68,7 @@ def test_earlier_runs_are_matched_only_with_the_global_pool():
     for use, drafted in ((True, [3, 4, 5]), (False, [3])):
         drafter = started(SuffixConfig(use_global_pool=use), [1, 2, 3, 4, 5, 6])
         drafter.finish()
-        assert (drafter._pool.automata[-1].num_tokens == 6) == use
-        shown = TargetOutput(torch.zeros(1, 1))
-        drafter.start(Start([8, 2], 3, shown, Sampling(), SeededDraws(0)))
+        begin(drafter, [8, 2, 3])
         assert drafter.propose(Budget(99)).tokens.tolist() == drafted
 
 
@@ -85,16 +79,6 @@ def test_global_pool_stays_below_its_size_and_keeps_the_newest():
         assert sum(a.num_tokens for a in pool.automata) <= 1000 + 100
     assert 139 in pool.automata[-1].next[0] and len(pool.automata) == 2
     assert all(100 not in a.next[0] for a in pool.automata)
-
-
-def test_mixed_contexts_draft_where_the_longest_match_alone_is_wrong():
-    # 1 2 was followed by 3 three times; 9 1 2 only once, by 4.
-    text = [1, 2, 3, 0, 1, 2, 3, 5, 1, 2, 3, 6, 9, 1, 2, 4, 7, 9, 1, 2]
-    longest = SuffixConfig(max_draft_len=1, use_tree_spec=True)
-    assert started(longest, text).propose(Budget(99)).tokens.tolist() == [2, 4]
-    proposal = started(longest.replace(mix_contexts=True), text).propose(Budget(99))
-    assert sorted(proposal.tokens.tolist()[1:]) == [3, 4]
-    assert proposal.shape.parents == (-1, 0, 0)
 
 
 @settings(deadline=None)
@@ -121,11 +105,7 @@ def test_mixed_probabilities_are_those_of_the_formula(text: list[int], escape: f
         probs: dict[int, float] = {}
         for length in lengths:
             context = tuple(text[len(text) - length :]) + paths[parent]
-            followed = Counter(
-                text[i + len(context)]
-                for i in range(len(text) - len(context))
-                if tuple(text[i : i + len(context)]) == context
-            )
+            followed = followers(text, context)
             if not followed:
                 continue
             total = 2.0 * followed.total()
@@ -134,6 +114,7 @@ def test_mixed_probabilities_are_those_of_the_formula(text: list[int], escape: f
             for token, count in followed.items():
                 probs[token] = probs.get(token, 0.0) + share * 2.0 * count / total
         assert sum(probs.values()) <= 1 + 1e-9
+        assert nodes or not probs
         for node in nodes:
             assert best.probs[node - 1] == pytest.approx(probs[best.tokens[node - 1]])
 
@@ -183,10 +164,9 @@ def substrings(texts: list[list[int]], max_len: int) -> set[tuple[int, ...]]:
 def state_of(automaton: SuffixAutomaton, part: tuple[int, ...]) -> int | None:
     state = ROOT
     for token in part:
-        following = automaton.next[state].get(token)
-        if following is None:
+        if token not in automaton.next[state]:
             return None
-        state = following
+        state = automaton.next[state][token]
     return state
 
 
@@ -213,17 +193,6 @@ def test_counts_equal_brute_force_at_every_moment(texts: list[list[int]], max_de
                 state = state_of(automaton, part)
                 assert state is not None
                 assert automaton.count[state] == occurrences(seen, part)
-
-
-@settings(deadline=None)
-@given(TEXTS)
-def test_it_accepts_exactly_the_substrings(texts: list[list[int]]):
-    automaton = build(texts, 3)
-    known = substrings(texts, 99)
-    for part in known:
-        for token in range(3):
-            longer = (*part, token)
-            assert (state_of(automaton, longer) is not None) == (longer in known)
 
 
 @settings(deadline=None)
@@ -265,3 +234,115 @@ def test_size_and_work_grow_linearly():
     assert sum(map(len, worst.next)) <= 3 * worst.num_tokens
     # Every occurrence was counted once by one: so many steps of work.
     assert sum(worst.count) <= (worst.max_depth + 1) * worst.num_tokens
+
+
+# ---- the suffix array of a corpus
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=6),
+    st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    # Tokens of one byte, of two, and more than 2 bytes hold.
+    st.sampled_from([(1, 300), (259, 60_000), (20_001, 120_000)]),
+    st.sampled_from([4, 9]),
+    st.sampled_from([0, array_module.FEW_ROWS]),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_matches_and_counts_equal_a_search_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+    texts: list[list[int]],
+    context: list[int],
+    size: tuple[int, int],
+    depth: int,
+    few_rows: int,
+) -> None:
+    monkeypatch.setattr(array_module, "FEW_ROWS", few_rows)
+    factor, vocab = size
+    texts = [[factor * token for token in text] for text in texts]
+    context = [factor * token for token in context]
+    array = SuffixArray(texts, depth=depth, vocab=vocab)
+    assert len(array._rows) == sum(map(len, texts))
+    found = {rows.length: rows for rows in array.matches(context)}
+    assert list(found) == sorted(found, reverse=True)
+    for length in range(1, min(len(context), array.depth - 1) + 1):
+        wanted = context[-length:]
+        followed: Counter[int | None] = Counter()
+        for text in texts:
+            for at in range(len(text) - length + 1):
+                if text[at : at + length] == wanted:
+                    followed[text[at + length] if at + length < len(text) else None] += 1
+        assert (length in found) == bool(followed)
+        if length in found:
+            rows = found[length]
+            assert rows.end - rows.begin == sum(followed.values())
+            following = array.followers(rows)
+            counts = {token: count for token, _, count in following}
+            assert all(array.after(rows, token) == onward for token, onward, _ in following)
+            assert array.after(rows, 7 * factor) is None
+            del followed[None]
+            assert counts == dict(followed)
+
+
+def test_the_commonest_continuations_come_first_and_rare_ones_are_left_out() -> None:
+    texts = [[9, token] for token in range(40) for _ in range(token + 1)]
+    array = SuffixArray(texts, depth=4, vocab=100)
+    (rows,) = array.matches([9])
+    found = array.followers(rows)
+    assert [token for token, _, _ in found] == list(range(39, 39 - MOST_FOLLOWERS, -1))
+    assert found[0][2] == 40
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for _ in grow(learnable_target(), folder, CorpusSettings(max_len=64), num_tokens=1500, rows=4):
+        pass
+    return folder
+
+
+def answered_greedily(folder: Path) -> tuple[list[int], list[int]]:
+    """A prompt of the corpus, and the answer in it that the target gives again."""
+    corpus, target = Corpus.open(folder), learnable_target()
+    for entry in corpus.entries:
+        start, end = entry.spans[0]
+        tokens = entry.token_ids.tolist()
+        if end - start >= 12 and plain_greedy(target, tokens[:start], 12) == tokens[start:][:12]:
+            return tokens[:start], tokens[start : start + 12]
+    raise AssertionError("no answer was greedy")
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_corpus_of_the_targets_own_text_drafts_losslessly(corpus: Path, tree: bool) -> None:
+    target = learnable_target()
+    prompt, expected = answered_greedily(corpus)
+    num_steps = []
+    for datastore in (str(corpus), None):
+        config = SuffixConfig(datastore=datastore, use_tree_spec=tree, max_spec_factor=2.0)
+        text = write(target, config.build(build_context(target)), prompt, tokens=len(expected))
+        assert text.output == expected
+        num_steps.append(len(text.steps))
+    assert num_steps[0] < num_steps[1]
+
+
+def test_what_is_no_corpus_of_the_target_or_takes_too_much_memory_is_refused(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suffix, "STORE_BYTES", 1 << 15)
+    for folder, target, words in (
+        (tmp_path, learnable_target(), "is not a corpus"),
+        (corpus, tiny_target(), "was written by"),
+        (corpus, learnable_target(), "at max_tree_depth 48. Lower max_tree_depth"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            config = SuffixConfig(datastore=str(folder), max_tree_depth=48)
+            config.build(build_context(target))
+
+
+def test_a_corpus_that_has_grown_is_read_again(corpus: Path) -> None:
+    target = learnable_target()
+    config = SuffixConfig(datastore=str(corpus))
+    first = config.build(build_context(target))._store
+    assert config.build(build_context(target))._store is first
+    dialogues = corpus / "dialogues.jsonl"
+    os.utime(dialogues, ns=(0, dialogues.stat().st_mtime_ns + 1))
+    assert config.build(build_context(target))._store is not first

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 
-from engine.config import Sampling
-from engine.drafters.base import Start
 from engine.drafters.lookup.paths import most_probable_tree
-from engine.drafters.lookup.token_recycling import (
-    TokenRecyclingConfig,
-    TokenRecyclingDrafter,
-)
+from engine.drafters.lookup.token_recycling import TokenRecyclingConfig, TokenRecyclingDrafter
 from engine.errors import ConfigError
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
-from engine.sampling import SeededDraws
 from engine.tree import TreeShape
-from tests.engine.drafters.judges import (
-    target_of,
-    write,
-)
+from tests.engine.drafters.judges import started, target_of, write
 from tests.models import build_context
 
 VOCAB = 288
@@ -41,14 +33,6 @@ def logits_that_rank(rows: list[list[int]]) -> torch.Tensor:
     return logits
 
 
-def started(config: TokenRecyclingConfig, prompt: list[int], root: int) -> TokenRecyclingDrafter:
-    target = target_of("llama")
-    drafter = config.build(build_context(target))
-    shown = target.prefill(prompt, target.new_cache(8), drafter.needs)
-    drafter.start(Start(prompt, root, shown, Sampling(), SeededDraws(0)))
-    return drafter
-
-
 def observe(
     drafter: TokenRecyclingDrafter, tokens: list[int], best: list[list[int]], *path: int
 ) -> None:
@@ -62,7 +46,7 @@ def test_tree_is_filled_breadth_first_as_in_the_docstring():
     config = TokenRecyclingConfig(
         matrix_top_k=2, recycling_choices=((0,), (1,), (0, 1)), recycle_prompt=False
     )
-    drafter = started(config, [1, 2], 5)
+    drafter = started(config, [1, 2, 5])
     observe(drafter, [5], [[7, 8]], 0)
     assert drafter.propose(Budget(99)).tokens.tolist() == [5, 7, 8]
     observe(drafter, [5, 7], [[7, 8], [9, 5]], 0)
@@ -76,7 +60,7 @@ def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
     config = TokenRecyclingConfig(
         matrix_top_k=2, recycling_choices=((0,), (1,), (0, 0)), recycle_prompt=False
     )
-    drafter = started(config, [1, 2], 5)
+    drafter = started(config, [1, 2, 5])
     tokens, best = [4, 6, 7, 6], [[6, 1], [10, 11], [12, 13], [14, 15]]
     observe(drafter, tokens, best, 0, 1)
     assert drafter.propose(Budget(99)).tokens.tolist()[1:3] == [10, 11]
@@ -88,29 +72,24 @@ def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
 
 def test_what_followed_in_the_prompt_comes_first_the_latest_foremost():
     config = TokenRecyclingConfig(matrix_top_k=3, recycling_choices=((0,), (1,), (2,)))
-    drafter = started(config, [5, 7, 5, 8, 5, 8, 3], 5)
+    drafter = started(config, [5, 7, 5, 8, 5, 8, 3, 5])
     assert drafter.propose(Budget(99)).tokens.tolist() == [5, 8, 7]
 
 
 def test_after_the_prompts_last_token_the_target_has_spoken():
     prompt = [3, 200, 17, 200, 4, 17]
     target = target_of("llama")
-    drafter = started(TokenRecyclingConfig(), prompt, 17)
+    drafter = started(TokenRecyclingConfig(), [*prompt, 17])
     shown = target.model(torch.tensor([prompt])).logits[0]
     assert drafter.propose(Budget(99)).tokens[1:9].tolist() == shown[-1].topk(8).indices.tolist()
 
 
-def test_without_successors_nothing_is_drafted():
-    drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
-    assert drafter.propose(Budget(99)).tokens.tolist() == [77]
-
-
-def test_default_tree_is_the_best_of_its_size():
-    probs = (0.5, 0.3, 0.1)
-    every = [p for d in (1, 2, 3) for p in itertools.product(range(3), repeat=d)]
-    value = {p: torch.tensor([probs[r] for r in p]).prod().item() for p in every}
-    for size in (1, 4, 7):
-        tree = most_probable_tree(size, [probs] * size)
+def test_the_most_probable_tree_is_the_best_of_its_size():
+    rates = [[0.5, 0.3, 0.1], [0.7, 0.2], [0.4, 0.1]]
+    paths = [p for d in (1, 2, 3) for p in itertools.product(*map(range, (3, 2, 2)[:d]))]
+    value = {p: math.prod(rates[d][rank] for d, rank in enumerate(p)) for p in paths}
+    for size in (1, 4, 9, 99):
+        tree = most_probable_tree(size, rates)
         best = sorted(value.values(), reverse=True)[:size]
         assert sum(value[p] for p in tree.paths) == pytest.approx(sum(best))
 
@@ -118,12 +97,6 @@ def test_default_tree_is_the_best_of_its_size():
 def test_its_tree_bounds_a_draft():
     tree = ((0,), (0, 0), (1,))
     assert TokenRecyclingConfig(recycling_choices=tree).largest_draft == (2, 3)
-
-
-def test_a_tree_grows_where_paths_are_frequent():
-    rates = [[0.6, 0.2], [0.5, 0.1]]
-    assert most_probable_tree(4, rates).paths == ((0,), (1,), (0, 0), (1, 0))
-    assert most_probable_tree(99, rates).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
 
 
 def test_rank_beyond_the_matrix_is_refused():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from engine.config import Sampling
 from engine.drafters import user_provided
-from engine.drafters.base import Drafter, Start
+from engine.drafters.base import Drafter
 from engine.drafters.user_provided import (
     UserDraft,
     UserProvidedConfig,
@@ -23,7 +22,6 @@ from engine.drafters.user_provided import (
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, TargetOutput
-from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
 from tests.models import build_context
@@ -37,6 +35,11 @@ def empty_registry(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(user_provided, "_factories", {})
 
 
+def built(factory: Any) -> Any:
+    register_user_drafter("mine", factory)
+    return NAMED.build(build_context(judges.target_of("llama")))
+
+
 def drafter_that_says(said: Any, **settings: Any) -> Drafter:
     """A started drafter whose object answers `said`."""
 
@@ -44,30 +47,26 @@ def drafter_that_says(said: Any, **settings: Any) -> Drafter:
         def draft(self, token_ids, max_draft_len):
             return said
 
-    register_user_drafter("mine", lambda target: Says())
-    config = UserProvidedConfig(drafter="mine", **settings)
-    drafter = config.build(build_context(judges.target_of("llama")))
-    drafter.start(Start([1, 2], 3, TargetOutput(torch.zeros(1, 1)), Sampling(), SeededDraws(0)))
-    return drafter
+    user_provided._factories["mine"] = Says
+    return judges.started(UserProvidedConfig(drafter="mine", **settings), [1, 2, 3])
 
 
-def test_candidates_are_merged_into_one_tree():
-    proposal = drafter_that_says([[5, 6], [5, 7], [8]]).propose(Budget(99))
-    assert proposal.tokens.tolist() == [3, 5, 6, 7, 8]
-    assert proposal.shape.parents == (-1, 0, 1, 1, 0)
-
-
-def test_candidates_are_cut_to_length_depth_and_number():
-    beams = [[5, 6, 7], [8], [9]]
-    for settings, depth, wanted in (
-        ({"max_draft_len": 2}, 99, [5, 6, 8, 9]),
-        ({}, 1, [5, 8, 9]),
-        ({"max_total_draft_tokens": 4}, 99, [5, 6, 7, 8]),
-        ({}, 0, []),
-    ):
-        user_provided._factories.clear()
-        drafter = drafter_that_says(beams, **settings)
-        assert drafter.propose(Budget(depth)).tokens.tolist() == [3, *wanted]
+@pytest.mark.parametrize(
+    ("settings", "depth", "tokens", "parents"),
+    [
+        ({}, 99, [5, 6, 7, 8], [0, 1, 1, 0]),
+        ({"max_draft_len": 1}, 99, [5, 8], [0, 0]),
+        ({}, 1, [5, 8], [0, 0]),
+        ({"max_total_draft_tokens": 3}, 99, [5, 6, 7], [0, 1, 1]),
+        ({}, 0, [], []),
+    ],
+)
+def test_candidates_are_merged_into_one_tree_and_cut(
+    settings: dict[str, int], depth: int, tokens: list[int], parents: list[int]
+):
+    proposal = drafter_that_says([[5, 6], [5, 7], [8]], **settings).propose(Budget(depth))
+    assert proposal.tokens.tolist() == [3, *tokens]
+    assert proposal.shape.parents == (-1, *parents)
 
 
 def test_a_name_that_nobody_registered_is_refused():
@@ -123,8 +122,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch):
     lambda *args: PairDrafter(args),
 ])  # fmt: skip
 def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
-    register_user_drafter("mine", factory)
-    assert isinstance(NAMED.build(build_context(judges.target_of("llama"))), Drafter)
+    assert isinstance(built(factory), Drafter)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +133,8 @@ def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
     ],
 )
 def test_what_cannot_draft_or_asks_for_more_than_the_target_is_refused(factory: Any, words: str):
-    register_user_drafter("mine", factory)
     with pytest.raises(DrafterError, match=words):
-        NAMED.build(build_context(judges.target_of("llama")))
+        built(factory)
 
 
 class Watched:
@@ -161,30 +158,25 @@ class Watched:
 
 
 def test_it_is_told_when_a_text_begins_and_ends():
-    target, user = judges.target_of("llama"), Watched()
-    register_user_drafter("mine", lambda: user)
-    drafter = NAMED.build(build_context(target))
+    user = Watched()
+    drafter = built(lambda: user)
     for prompt in ([5, 6], [7]):
-        judges.write(target, drafter, prompt, tokens=4)
+        judges.write(judges.target_of("llama"), drafter, prompt, tokens=4)
     assert user.told == [([5, 6], 0.0, 4), "free", ([7], 0.0, 4), "free"]
 
 
 def test_it_sees_the_target_s_logits_and_hidden_states_row_by_row():
     target, user = judges.target_of("llama"), Watched()
-    register_user_drafter("mine", lambda: user)
     prompt = judges.PROMPTS[0]
-    judges.write(target, NAMED.build(build_context(target)), prompt, tokens=12)
+    judges.write(target, built(lambda: user), prompt, tokens=12)
     text, _ = user.seen[-1]
     with torch.inference_mode():
         whole = target.model(torch.tensor([text]), output_hidden_states=True)
         normed = target.model.model(torch.tensor([text])).last_hidden_state[0]
-    hidden = torch.cat(
-        [features.hidden for _, features in user.seen if features.hidden is not None]
-    )
-    layers = torch.cat(
-        [features.layers for _, features in user.seen if features.layers is not None]
-    )
-    logits = torch.cat([features.logits for _, features in user.seen])
+    shown = [features for _, features in user.seen]
+    hidden = torch.cat([each.hidden for each in shown if each.hidden is not None])
+    layers = torch.cat([each.layers for each in shown if each.layers is not None])
+    logits = torch.cat([each.logits for each in shown])
     assert len(hidden) == len(text) - 1 and len(logits) == len(text) - len(prompt)
     torch.testing.assert_close(hidden, normed[:-1], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(layers, whole.hidden_states[1][0, :-1], atol=1e-4, rtol=1e-4)
@@ -218,31 +210,13 @@ def test_a_tree_drawn_from_its_own_probabilities_follows_the_target():
     assert judges.p_value(target, sampler(target), drawn=True) > 1e-3
 
 
-def test_the_judge_sees_probabilities_that_are_not_those_drawn_from(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    target = judges.sampled_target()
-    honest = Sampler.draft
-
-    def lying(self: Sampler, token_ids: Any, max_draft_len: int) -> UserDraft:
-        draft = honest(self, token_ids, max_draft_len)
-        assert draft.probs is not None
-        return replace(draft, probs=draft.probs.flip(-1))
-
-    monkeypatch.setattr(Sampler, "draft", lying)
-    assert judges.p_value(target, sampler(target), drawn=True) < 1e-4
-
-
 def test_drawn_tokens_are_verified_with_what_they_were_drawn_from():
-    target = judges.target_of("llama")
-    drafter = sampler(target)
-    nothing = TargetOutput(torch.zeros(1, 1))
-    start = Start([1, 2], 3, nothing, Sampling(temperature=1.0), SeededDraws(0))
-    drafter.start(start)
+    drafter = sampler(judges.target_of("llama"))
+    judges.begin(drafter, [1, 2, 3], sampling=Sampling(temperature=1.0))
     proposal = drafter.propose(Budget(9))
     assert proposal.shape.parents == (-1, 0, 0, 1) and proposal.dists is not None
     assert proposal.dists.row_of_parent == {0: 0, 1: 2}
-    drafter.start(replace(start, sampling=Sampling()))
+    judges.begin(drafter, [1, 2, 3])
     assert drafter.propose(Budget(9)).dists is None
 
 
@@ -272,16 +246,15 @@ DOCUMENTED = "tests.engine.drafters.documented_drafter"
 
 
 def test_a_class_written_from_tensorrt_llm_s_guide_runs_unchanged():
-    register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:MyDrafter"))
-    target = judges.target_of("llama")
-    assert judges.assert_greedy_lossless(target, NAMED.build(build_context(target))) > 0
+    drafter = built(load_user_drafter(f"{DOCUMENTED}:MyDrafter"))
+    assert judges.assert_greedy_lossless(judges.target_of("llama"), drafter) > 0
     assert "tensorrt_llm" not in sys.modules
 
 
 def test_its_resource_manager_lives_with_the_text():
-    register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:speculative_config"))
-    target = judges.target_of("llama")
-    steps = judges.write(target, NAMED.build(build_context(target)), [1, 2, 1], tokens=6).steps
+    drafter = built(load_user_drafter(f"{DOCUMENTED}:speculative_config"))
     manager = sys.modules[DOCUMENTED].speculative_config.resource_manager
+    manager.told.clear()
+    steps = judges.write(judges.target_of("llama"), drafter, [1, 2, 1], tokens=6).steps
     expected = ["prepare"] + ["update", "prepare"] * (len(steps) - 1) + ["free"]
     assert manager.told == expected and not manager.pools

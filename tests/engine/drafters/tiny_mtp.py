@@ -36,21 +36,26 @@ def published(layers: MtpModel) -> dict[str, Tensor]:
     """MTP weights under the names of DeepSeek's checkpoints."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in layers.state_dict().items():
-        if not name.startswith("layers."):
+        if name.startswith("layers."):
+            _, number, rest = name.split(".", 2)
+            rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+            tensors[f"model.layers.{NUM_LAYERS + int(number)}.{rest}"] = tensor
+    return per_expert(tensors)
+
+
+def per_expert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With a matrix for each expert, which transformers holds in one tensor."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        prefix, _, fused = name.partition("mlp.experts.")
+        parts = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.get(fused)
+        if parts is None:
+            found[name] = tensor
             continue
-        _, number, rest = name.split(".", 2)
-        rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
-        prefix = f"model.layers.{NUM_LAYERS + int(number)}."
-        if rest == "mlp.experts.gate_up_proj":
-            for expert, both in enumerate(tensor):
-                for part, half in zip(("gate", "up"), both.chunk(2), strict=True):
-                    tensors[f"{prefix}mlp.experts.{expert}.{part}_proj.weight"] = half.clone()
-        elif rest == "mlp.experts.down_proj":
-            for expert, down in enumerate(tensor):
-                tensors[f"{prefix}mlp.experts.{expert}.down_proj.weight"] = down.clone()
-        else:
-            tensors[prefix + rest] = tensor.clone()
-    return tensors
+        for expert, rows in enumerate(tensor):
+            for part, own in zip(parts, rows.chunk(len(parts)), strict=True):
+                found[f"{prefix}mlp.experts.{expert}.{part}_proj.weight"] = own
+    return found
 
 
 def load_deepseek(folder: Path, *, attention: str | None = None) -> Target:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from engine.accept import Acceptance, Rule, VerifiedTree
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, root_only
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
+from engine.sampling import SeededDraws, probabilities
 
 
 class Wrapped(Drafter):
@@ -67,3 +70,29 @@ class Watched(Wrapped):
         self.seen.update(outcome.committed)
         self.seen.update(outcome.output.logits.topk(self.top).indices.flatten().tolist())
         super().observe(outcome)
+
+
+class Wrong(Wrapped):
+    """Tries each drafted child several times, and forgets a rejection when it draws anew."""
+
+    def __init__(self, inner: Drafter, tries: int) -> None:
+        super().__init__(inner)
+        self.tries = tries
+
+    def rule(self, sampling: Sampling) -> Rule:
+        def rule(verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
+            node, path = 0, list[int]()
+            while True:
+                probs = probabilities(verified.logits[node], sampling)
+                passed = [
+                    child
+                    for child in verified.shape.children[node]
+                    if min(draws.uniform() for _ in range(self.tries))
+                    < float(probs[verified.tokens[child]])
+                ]
+                if not passed:
+                    return Acceptance(tuple(path), draws.pick(probs))
+                node = passed[0]
+                path.append(node)
+
+        return rule

@@ -19,6 +19,7 @@ from engine.proposal import Budget, ExtraRows, Proposal
 from engine.steps import End, Step
 from engine.tree import ChoiceTree
 from engine.tuning.controller import ControlledDrafter, build_drafter
+from engine.tuning.costs import Costs
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.survival import Survival, TrackedDraft
@@ -366,6 +367,34 @@ def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
     drafted = [step.num_drafted > 0 for step in steps]
     assert sum(drafted) > 0.8 * len(drafted)
     assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
+
+
+class Sparse(Oracle):
+    """Finds something at every fourth position only, as copying does."""
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
+        is_found = (len(self.text) - self._num_prompt) % 4 == 0
+        return proposal if is_found else proposal.keep([0])
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "plain_ms"),
+    [([50.0], 10.0), ([50.0, 60.0], 50.0), ([50.0, 10.0, 50.0], 10.0), ([1.0], 1.0)],
+    ids=["a hiccup", "now slower", "two hiccups", "now faster"],
+)
+def test_a_plain_step_takes_what_most_take(steps_ms: list[float], plain_ms: float) -> None:
+    costs = Costs(FLAT)
+    for ms in steps_ms:
+        costs.observe_plain(ms)
+    assert costs.plain_ms == plain_ms
+
+
+def test_steps_without_a_find_are_not_charged_on_a_machine_that_has_become_slow() -> None:
+    """Ten times as slow as measured, as where another program takes the same cores."""
+    steps, drafter, _ = run(FLAT, ALWAYS, kind=Sparse, pace=lambda step: 10.0)
+    assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
+    assert sum(step.num_drafted > 0 for step in steps) > 0.2 * len(steps)
 
 
 def test_one_long_stall_does_not_keep_a_drafter_asleep_for_ever() -> None:
