@@ -40,7 +40,7 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext, Drafter
-from engine.kernels.cuda.graphs import Capturer, CudaGraphs
+from engine.kernels.cuda.graphs import CudaGraphs
 from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
 from engine.model.clock import now, seconds
 from engine.model.loading import load_target, pick_device
@@ -295,12 +295,12 @@ def model_of(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
     return load_target(spec, dtype=name, device=where, cache_dir=paths.cache_dir()).model.to(device)
 
 
-def _capturer(device: torch.device) -> Capturer:
+def _capturer(device: torch.device) -> CudaGraphs:
     if device.type != "pretend":
         return CudaGraphs(device)
-    from tests.engine.device.reruns import Reruns
+    from tests.engine.cuda.tape import Tape
 
-    return Reruns()
+    return Tape()
 
 
 def _measure(shape: str, benchmark: GpuBenchmark) -> None:

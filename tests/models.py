@@ -12,7 +12,9 @@ import torch
 
 from engine.drafters.base import BuildContext
 from engine.model.forward import prepare_attention
+from engine.model.loading import load_target
 from engine.model.random_weights import byte_tokenizer, random_model
+from engine.model.sources import TargetSpec
 from engine.model.target import Target
 
 VOCAB = 288
@@ -60,52 +62,49 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi": {},
 }
+
+
+def _all(value: int, names: str) -> dict[str, int]:
+    """Settings that have one value."""
+    return dict.fromkeys(names.split(), value)
+
+
 _STATE_FIRST = ["linear_attention", "full_attention", "linear_attention"]
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _DELTA: dict[str, Any] = {
-    "head_dim": 8,
+    **_all(8, "head_dim linear_key_head_dim linear_value_head_dim"),
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
     "layer_types": _STATE_FIRST,
 }
+_SHARED_DELTA: dict[str, Any] = {**_DELTA, **_MOE, "shared_expert_intermediate_size": 16}
 _KIMI: dict[str, Any] = {
     **_MOE,
-    "layer_types": _STATE_FIRST,
-    "num_key_value_heads": 4,
+    **_all(1, "n_group topk_group n_shared_experts"),
+    **_all(4, "num_key_value_heads num_local_experts"),
+    **_all(8, "qk_rope_head_dim qk_nope_head_dim v_head_dim"),
     "kv_lora_rank": 16,
-    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
-    "num_local_experts": 4,
+    "layer_types": _STATE_FIRST,
     "mlp_layer_types": ["dense", "sparse", "sparse"],
 }
 _MAMBA2: dict[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 2,
-    "mamba_chunk_size": 8,
-    "mamba_expand": 2,
+    **_all(2, "mamba_n_groups mamba_expand"),
+    **_all(8, "mamba_n_heads mamba_d_head mamba_d_state mamba_chunk_size"),
 }
-_STATE_SPACE = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
 _INKLING: dict[str, Any] = {
     "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
-    **dict.fromkeys(("head_dim", "swa_head_dim"), 8),
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
+    **_all(2, "swa_num_key_value_heads num_experts_per_tok"),
+    **_all(4, "swa_num_attention_heads d_rel n_routed_experts"),
+    **_all(8, "head_dim swa_head_dim log_scaling_n_floor"),
     "sliding_window_size": 12,
-    "d_rel": 4,
     "rel_extent": 32,
-    "log_scaling_n_floor": 8,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
 HYBRIDS: dict[str, dict[str, Any]] = {
-    "qwen3_next": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 16},
+    "qwen3_next": _SHARED_DELTA,
     "qwen3_5_text": _DELTA,
-    "qwen3_5_moe_text": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 16},
+    "qwen3_5_moe_text": _SHARED_DELTA,
     "olmo_hybrid": _DELTA,
     "kimi_linear": {**_KIMI, "linear_head_dim": 8, "linear_num_heads": 4},
     "bailing_hybrid": {**_KIMI, "head_dim": 8},
@@ -114,9 +113,8 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 12},
     "granitemoehybrid": {
         **_MAMBA2,
+        **_EXPERTS,
         "layer_types": ["mamba", "attention", "mamba"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
         "shared_intermediate_size": 16,
     },
     "bamba": {**_MAMBA2, "attn_layer_indices": [1]},
@@ -124,30 +122,23 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         "hybrid_override_pattern": "M*-M",
         "time_step_min": 1e-9,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 8,
-        "ssm_state_size": 8,
-        "head_dim": 8,
+        **_all(8, "mamba_num_heads mamba_head_dim ssm_state_size head_dim chunk_size"),
         "n_groups": 2,
-        "chunk_size": 8,
     },
     "zamba2": {
-        "time_step_min": 1e-9,
         "layers_block_type": ["mamba", "hybrid", "mamba"],
-        "n_mamba_heads": 8,
-        "mamba_headdim": 8,
-        "mamba_d_state": 8,
+        "time_step_min": 1e-9,
+        **_all(8, "n_mamba_heads mamba_headdim mamba_d_state chunk_size"),
         "mamba_ngroups": 2,
-        "chunk_size": 8,
         "num_mem_blocks": 1,
         "adapter_rank": 4,
     },
-    "mamba2": {**_STATE_SPACE, "expand": 2},
+    "mamba2": {**_all(8, "num_heads head_dim state_size chunk_size"), "n_groups": 2, "expand": 2},
     "jamba": {
         "attn_layer_period": 3,
         "attn_layer_offset": 1,
-        "num_experts": 4,
         "num_experts_per_tok": 2,
+        "num_experts": 4,
         "mamba_d_state": 8,
         "mamba_dt_rank": 4,
     },
@@ -158,15 +149,8 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "n_mamba_heads": 2,
         "attention_head_dim": 16,
     },
-    "mamba": {"state_size": 8, "time_step_rank": 4},
-    "falcon_mamba": {"state_size": 8, "time_step_rank": 4},
-    "minimax": {
-        "layer_types": _STATE_FIRST,
-        "block_size": 8,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "head_dim": 8,
-    },
+    **dict.fromkeys(("mamba", "falcon_mamba"), {"state_size": 8, "time_step_rank": 4}),
+    "minimax": {**_EXPERTS, "layer_types": _STATE_FIRST, "block_size": 8, "head_dim": 8},
     "recurrent_gemma": {
         "block_types": ["recurrent", "attention"],
         "attention_window_size": 12,
@@ -181,12 +165,10 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "unpadded_vocab_size": VOCAB - 4,
     },
     "llama4_text": {
-        "attention_chunk_size": 8,
         "no_rope_layers": [1, 0, 1],
-        "head_dim": 8,
-        "num_local_experts": 2,
+        **_all(8, "attention_chunk_size head_dim"),
+        **_all(2, "num_local_experts interleave_moe_layer_step"),
         "intermediate_size_mlp": 48,
-        "interleave_moe_layer_step": 2,
         "floor_scale": 4,
         "attn_scale": 0.3,
     },
@@ -230,7 +212,6 @@ def alike(family: str = "llama", noise: float = 0.02, **overrides: Any) -> Targe
 
 def build_context(target: Target, **named: Target) -> BuildContext:
     """A build_context that resolves the given names to the given (already loaded) models."""
-    from engine.model.sources import TargetSpec
 
     def resolve(name: str) -> TargetSpec:
         if name in named:
@@ -245,6 +226,14 @@ def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **overrides
     tiny_model(family, seed=seed, **overrides).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def load_tiny(
+    path: Path, dtype: str = "float32", *, device: str = "cpu", **settings: Any
+) -> Target:
+    """A folder's or GGUF file's model, with a cache beside it; `settings` are its spec's."""
+    spec = TargetSpec(name="tiny", path=str(path), **settings)
+    return load_target(spec, dtype=dtype, device=device, cache_dir=path.parent / "cache")
 
 
 def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> list[int]:

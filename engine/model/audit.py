@@ -64,12 +64,10 @@ def check_packed(model: nn.Module) -> str | None:
     own spread.
     """
     packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    matrices = [getattr(module, "matrix", module) for module in packed]
-    by_format = dict(zip([getattr(m, "format", None) for m in matrices], packed, strict=True))
-    for module in by_format.values():
-        matrix = getattr(module, "matrix", None)
+    formats = (getattr(getattr(module, "matrix", None), "format", None) for module in packed)
+    for module in dict(zip(formats, packed, strict=True)).values():
         rows = torch.arange(min(1024, module.out_features))  # all of them may take a gigabyte
-        weight = module.weight[:1024] if matrix is None else matrix.rows(rows)
+        weight = module.rows(rows)
         x = torch.randn(2, module.in_features, generator=torch.Generator().manual_seed(0))
         x = x.to(weight.dtype)
         expected = linear(

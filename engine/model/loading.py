@@ -26,10 +26,10 @@ from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
     can_read,
+    divide_frequencies,
     end_ids,
     extract_config,
     fast_gguf_reader,
-    frequency_factors,
     read_extracted_tokenizer,
     unsupported_reason,
 )
@@ -38,7 +38,6 @@ from engine.kernels.cpu.packed_model import (
     CheckpointTensors,
     SafetensorsTensors,
     UnmappedTensor,
-    divide_frequencies,
     load_packed,
     safetensors_files,
 )
@@ -276,7 +275,7 @@ def _read_model(
     Returns:
         The model, and why a file's quantized matrices are loaded as floats, else "".
     """
-    remark = ""
+    model, remark = None, ""
 
     def report_share(done: float) -> None:
         report("Loading weights", 0.3 + 0.6 * done)
@@ -285,27 +284,31 @@ def _read_model(
         if plan is not None:
             try:
                 model = load_packed(empty, _tensors(weights, empty, file, plan), report_share)
-                prepare_attention(model)
-                return model, ""
             except UnmappedTensor as error:
                 LOG.info("%s is loaded as floats: %s", spec.name, error)
                 if file is not None and file.bits is not None:
                     remark = f"its file is loaded as floats, because {error}"
-        reader = fast_gguf_reader(file) if file is not None else contextlib.nullcontext()
-        placing: dict[str, Any] = {}
-        if isinstance(where, Placement):
-            folder = tempfile.mkdtemp(prefix="offloaded-")
-            placing = {"device_map": dict(where.device_map), "offload_folder": folder}
-        with reader:
-            model = read_weights(spec, weights, dtype, **placing)
-        if file is not None:
-            divide_frequencies(model, frequency_factors(file))
-        if isinstance(where, Placement):
-            weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
-        else:
-            model.to(where)  # type: ignore[arg-type]
-        prepare_attention(model)
-        return model, remark
+        if model is None:
+            with contextlib.nullcontext() if file is None else fast_gguf_reader(file):
+                model = _read_floats(spec, weights, dtype, where)
+    if file is not None:
+        divide_frequencies(model, file)
+    prepare_attention(model)
+    return model, remark
+
+
+def _read_floats(
+    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: Destination
+) -> transformers.PreTrainedModel:
+    if not isinstance(where, Placement):
+        model = read_weights(spec, weights, dtype)
+        model.to(where)  # type: ignore[arg-type]
+        return model
+    folder = tempfile.mkdtemp(prefix="offloaded-")
+    placing = {"device_map": dict(where.device_map), "offload_folder": folder}
+    model = read_weights(spec, weights, dtype, **placing)
+    weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+    return model
 
 
 def _tensors(

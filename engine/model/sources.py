@@ -176,12 +176,10 @@ def locate(spec: TargetSpec, cache_dir: Path, progress: ProgressCallback | None 
 
 def _make(source: RandomSource, folder: Path, name: str) -> Weights:
     digest = hashlib.sha256(source.model_dump_json().encode()).hexdigest()
-    name = file_name(name)
-    done = folder / f"{name}-{digest[:12]}"
+    done = folder / f"{file_name(name)}-{digest[:12]}"
     if not done.is_dir():
-        with partial_folder(folder) as temp, writing(done):
-            save_source(source, temp / name)
-            move_into_place(temp / name, done)
+        with whole_folder(done) as temp:
+            save_source(source, temp)
     return Weights(str(done), None, None, True, digest)
 
 
@@ -286,13 +284,19 @@ def partial_folder(beside: Path) -> Iterator[Path]:
         yield path
 
 
-def move_into_place(made: Path, done: Path) -> None:
-    """Move a folder to its destination, unless another process has done so before."""
-    try:
-        os.replace(made, done)
-    except OSError:
-        if not done.is_dir():
-            raise
+@contextmanager
+def whole_folder(done: Path) -> Iterator[Path]:
+    """A temporary place for a folder, which becomes `done` unless another process has made that.
+
+    Raises ConfigError: it cannot be written.
+    """
+    with partial_folder(done.parent) as temp, writing(done):
+        yield temp / done.name
+        try:
+            os.replace(temp / done.name, done)
+        except OSError:
+            if not done.is_dir():
+                raise
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from engine.formats import plural
 from engine.metrics import Metrics, chain_mat, measure
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus
 from engine.model.files import read_settings
-from engine.model.sources import atomic_write, move_into_place, partial_folder, writing
+from engine.model.sources import atomic_write, whole_folder
 from engine.model.target import Target
 from engine.model.tokenizer import decode as text_of
 from engine.training import session
@@ -282,9 +282,8 @@ def own_corpus(plan: TrainPlan, target: Target) -> Path:
         weights = repr((target.provenance.get("weights"), sizes))
         return own.with_name(f"{own.name}-{hashlib.sha256(weights.encode()).hexdigest()[:8]}")
     if not own.exists():
-        with partial_folder(plan.corpora) as partial, writing(own):
-            shutil.copytree(plan.corpus, partial / own.name)
-            move_into_place(partial / own.name, own)
+        with whole_folder(own) as temp:
+            shutil.copytree(plan.corpus, temp)
     return own
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from engine.drafters import parse_method, user_provided
@@ -117,11 +118,12 @@ def drafter_for(
     **changes: Any,
 ) -> Drafter:
     """A method's drafter for its target, wherever that is; `small`: the model that drafts."""
-    user_provided._factories["pairs"] = PairDrafter
     values = {"drafting": drafting, **METHODS[name], **changes}
     small = small or moved(alike(eos_token_id=None), target.device)
     if values["decoding_type"] in ("Draft_Target", "PARD"):
         values["speculative_model"] = "small"
     elif head := _head_of(name):
         values["speculative_model"] = head
-    return build_drafter(parse_method(values), build_context(target, small=small))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(user_provided._factories, "pairs", PairDrafter)
+        return build_drafter(parse_method(values), build_context(target, small=small))

@@ -60,7 +60,8 @@ def assert_same_walk(
     near = near or {"rtol": 1e-4, "atol": 2e-4}
     for mine, other in zip(*walks, strict=True):
         for part in ("logits", "hidden", "layers"):
-            torch.testing.assert_close(getattr(mine, part), getattr(other, part), **near)
+            pair = (getattr(output, part).cpu() for output in (mine, other))
+            torch.testing.assert_close(*pair, **near)
     assert caches[0].length == caches[1].length
     for cache in caches:
         cache.free()

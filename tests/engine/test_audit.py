@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.metrics import first_divergence
 from engine.model.audit import Audit, audit, forward_mismatch, reference_logits, spacing
 from engine.model.forward import ModulesForward
 from engine.model.target import Target
@@ -22,22 +21,6 @@ PROMPT = [40, 41, 42, 43]
 @pytest.fixture(scope="module")
 def target() -> Target:
     return tiny_target(eos_token_id=None)
-
-
-@pytest.mark.parametrize(
-    ("plain", "own", "at"),
-    [
-        ([1, 2, 3], [1, 2, 3], None),
-        ([1, 2, 3], [9, 2, 3], 0),
-        ([1, 2, 3], [1, 2, 4], 2),
-        ([1, 2, 3], [1, 2], 2),
-        ([], [5], 0),
-        ([], [], None),
-    ],
-)
-def test_first_divergence(plain: list[int], own: list[int], at: int | None) -> None:
-    assert first_divergence(plain, own) == at
-    assert first_divergence(tuple(own), plain) == at
 
 
 def test_a_wrong_token_is_no_near_tie(target: Target) -> None:

@@ -80,30 +80,25 @@ def test_other_files_are_read_as_ever(file: GGUFFile, tmp_path: Path) -> None:
     assert gguf.GGUFReader is plain
 
 
-def test_the_first_of_several_files_may_have_the_header_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["part0", None])
+def test_a_model_in_several_files_is_one(first: str | None, tmp_path: Path) -> None:
+    """The first of them may have the header only."""
     paths = [tmp_path / f"m-{i + 1:05}-of-00002.gguf" for i in range(2)]
-    for i, path in enumerate(paths):
+    parts = list(filter(None, (first, "part1")))
+    for path, name in zip(paths, (first, "part1"), strict=True):
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_uint16("split.count", 2)
-        if i:
-            writer.add_tensor("part", np.ones((2, 32), dtype=np.float32))
+        if name:
+            writer.add_tensor(name, np.full((2, 32), parts.index(name), dtype=np.float32))
         finish(writer)
-    assert [*GGUFFile(paths[0]).entries] == ["part"]
-    paths[1].write_bytes(paths[0].read_bytes())
-    with pytest.raises(SourceError, match="it has no tensors"):
-        GGUFFile(paths[0])
-
-
-def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
-    for i in range(2):
-        writer = gguf.GGUFWriter(tmp_path / f"m-{i + 1:05}-of-00002.gguf", "llama")
-        writer.add_uint16("split.count", 2)
-        writer.add_tensor(f"part{i}", np.full((2, 32), i, dtype=np.float32))
-        finish(writer)
-    whole = GGUFFile(tmp_path / "m-00001-of-00002.gguf")
-    assert [*whole.entries] == ["part0", "part1"] and whole.floats("part1").min() == 1
+    whole = GGUFFile(paths[0])
+    assert [*whole.entries] == parts and whole.floats("part1").min() == len(parts) - 1
     with pytest.raises(SourceError, match="Give the first, whose name ends with -00001-of-00002"):
-        GGUFFile(tmp_path / "m-00002-of-00002.gguf")
-    (tmp_path / "m-00002-of-00002.gguf").unlink()
+        GGUFFile(paths[1])
+    paths[1].unlink()
     with pytest.raises(SourceError, match="m-00002-of-00002"):
-        GGUFFile(tmp_path / "m-00001-of-00002.gguf")
+        GGUFFile(paths[0])
+    if first is None:
+        paths[1].write_bytes(paths[0].read_bytes())
+        with pytest.raises(SourceError, match="it has no tensors"):
+            GGUFFile(paths[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,13 @@ from engine.drafters import parse_method
 from engine.errors import TargetError
 from engine.metrics import measure
 from engine.model.layer_types import check_can_roll_back, is_recurrent
-from engine.model.loading import load_target
 from engine.model.recurrent import Traversal
-from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import Step
 from engine.tree import TreeShape
 from tests.engine.drafters.fitted import save_medusa
-from tests.engine.drafters.judges import SAMPLED_VOCAB, p_value, slow, write
+from tests.engine.drafters.judges import few_tokens, p_value, slow, write
 from tests.engine.scripted import ScriptedDrafter, random_parents, tokens_of
 from tests.engine.test_sampling import ALPHA
 from tests.engine.test_verify_tree import (
@@ -33,7 +32,16 @@ from tests.engine.test_verify_tree import (
     plain_logits,
     random_path,
 )
-from tests.models import HYBRIDS, VOCAB, alike, build_context, plain_greedy, tiny_model, tiny_target
+from tests.models import (
+    HYBRIDS,
+    VOCAB,
+    alike,
+    build_context,
+    load_tiny,
+    plain_greedy,
+    tiny_model,
+    tiny_target,
+)
 
 NEW_TOKENS = 12
 PROMPT = [7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10, 11, 7, 8, 9, 10, 7, 8]
@@ -42,6 +50,7 @@ WAYS: tuple[Traversal, ...] = ("levels", "branches")
 KINDS = ("qwen3_5_text", "lfm2", "jamba", "granitemoehybrid")
 """One family each of delta rule, convolution, state space and its second form."""
 ONE_OF_EACH_KIND = [family if family in KINDS else slow(family) for family in HYBRIDS]
+LIMITED = ("nemotron_h, limited", "zamba2, limited")
 METHODS: dict[str, dict[str, Any]] = {
     "NGram": {"max_draft_len": 4},
     "Draft_Target": {"speculative_model": "alike", "max_draft_len": 3},
@@ -57,23 +66,16 @@ def target_of(family: str) -> Target:
     return tiny_target(family, eos_token_id=None)
 
 
-@functools.cache
-def expected(family: str) -> list[int]:
-    return plain_greedy(target_of(family), PROMPT, NEW_TOKENS)
-
-
-def draft_model(family: str) -> Target:
-    return alike(family, 0.01, eos_token_id=None)
-
-
-def ways_of(target: Target) -> list[Traversal]:
-    """What its layers can do, each set in turn."""
-    traversals: list[Traversal] = []
-    for traversal in WAYS if len(target.recurrent) else WAYS[:1]:
-        target.recurrent.set_traversal(traversal)
-        if len(target.recurrent) == 0 or target.recurrent.traversal == traversal:
-            traversals.append(traversal)
-    return traversals
+def ways_of(target: Target) -> Iterator[Traversal]:
+    """What its layers can do, each set in turn; tests share the target."""
+    layers = target.recurrent
+    try:
+        for traversal in WAYS if len(layers) else WAYS[:1]:
+            layers.set_traversal(traversal)
+            if len(layers) == 0 or layers.traversal == traversal:
+                yield traversal
+    finally:
+        layers.set_traversal(None)
 
 
 def same_states(target: Target, ours: Any, text: list[int]) -> None:
@@ -100,8 +102,7 @@ def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -
     target, rng = target_of(family), random.Random(7)
     recurrent = len(target.recurrent) > 0
     assert is_recurrent(target.config) == recurrent
-    for traversal in ways_of(target):
-        target.recurrent.set_traversal(traversal)
+    for _ in ways_of(target):
         text, cache = list(PROMPT), target.new_cache(8)
         for piece in (PROMPT[:4], PROMPT[4:5], PROMPT[5:]):
             target.prefill(piece, cache, Needs())
@@ -119,30 +120,34 @@ def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -
         same_states(target, cache, text)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("family", [*ONE_OF_EACH_KIND, *LIMITED])
 def test_greedy_output_equals_transformers_generate(family: str) -> None:
-    target = target_of(family)
+    """Also of layers whose time steps transformers limits where it reads many tokens at once."""
+    name = family.removesuffix(", limited")
+    limit: dict[str, Any] = {"time_step_min": 2.0} if family in LIMITED else {}
+    target = tiny_target(name, eos_token_id=None, **limit)
+    output = plain_greedy(target, PROMPT, NEW_TOKENS)
     for traversal in ways_of(target):
-        target.recurrent.set_traversal(traversal)
         for truth, shape in ((0.0, "any"), (0.7, "seldom"), (1.0, "chain")):
             drafter = ScriptedDrafter(
-                expected(family), vocab=target.vocab_size, shape=SHAPES[shape], truth=truth
+                output, vocab=target.vocab_size, shape=SHAPES[shape], truth=truth
             )
             text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
-            assert text.output == expected(family), (traversal, truth)
+            assert text.output == output, (traversal, truth)
             assert (text.num_accepted > 0) == (truth > 0)
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_every_method_drafts_for_it(family: str, tmp_path: Path) -> None:
     target = target_of(family)
-    target.recurrent.set_traversal(None)
+    output = plain_greedy(target, PROMPT, NEW_TOKENS)
     save_medusa(tmp_path, target, 3)
     for name, settings in METHODS.items():
         where = {"speculative_model": str(tmp_path)} if name == "Medusa" else {}
         method = parse_method({"decoding_type": name, **settings, **where})
-        drafter = method.build(build_context(target, alike=draft_model(family)))
-        assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == expected(family), name
+        small = alike(family, 0.01, eos_token_id=None)
+        drafter = method.build(build_context(target, alike=small))
+        assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == output, name
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -165,46 +170,13 @@ def test_a_cache_goes_back_to_what_it_kept(family: str) -> None:
     same_states(target, cache, text)
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "zamba2"])
-def test_drafts_are_read_as_single_tokens_are(family: str) -> None:
-    """transformers limits time steps where it reads many tokens at once, and only there."""
-    target = tiny_target(family, eos_token_id=None, time_step_min=2.0)
-    output = plain_greedy(target, PROMPT, NEW_TOKENS)
-    for traversal in ways_of(target):
-        target.recurrent.set_traversal(traversal)
-        for truth, shape in ((0.7, "any"), (1.0, "chain")):
-            drafter = ScriptedDrafter(output, vocab=VOCAB, shape=SHAPES[shape], truth=truth)
-            assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == output
-
-
-def test_a_draft_model_takes_back_what_was_rejected() -> None:
-    """Its cache holds what was committed, so what it drafts is what it says after that."""
-    target = target_of("qwen3_5_text")
-    method = parse_method({"decoding_type": "Draft_Target", **METHODS["Draft_Target"]})
-    drafter = method.build(build_context(target, alike=draft_model("qwen3_5_text")))
-    text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
-    assert text.output == expected("qwen3_5_text")
-    drafted = 0
-    for step in text.steps:
-        before = [*PROMPT, *text.output][: step.context_len]
-        for node in range(1, len(step.tokens)):
-            logits = plain_logits(draft_model("qwen3_5_text"), [*before, *step.tokens[:node]])
-            assert step.tokens[node] == int(logits.argmax())
-            drafted += 1
-    assert drafted > 3
-
-
 @pytest.mark.parametrize("family", ["qwen3_5_text", "granitemoehybrid"])
 @pytest.mark.parametrize("method", ["Suffix", "NGram"])
 def test_sampled_texts_follow_the_targets_law(family: str, method: str) -> None:
-    few = {"vocab_size": SAMPLED_VOCAB, "max_position_embeddings": 512, "num_hidden_layers": 2}
     kinds = HYBRIDS[family]["layer_types"][:2]
-    target = tiny_target(family, eos_token_id=None, layer_types=kinds, **few)
-    with torch.no_grad():
-        target.lm_head.get_parameter("weight").mul_(0.35)
-    drafter = parse_method({"decoding_type": method, **METHODS[method]}).build(
-        build_context(target)
-    )
+    target = few_tokens(0.35, family=family, layers=2, layer_types=kinds)
+    config = parse_method({"decoding_type": method, **METHODS[method]})
+    drafter = config.build(build_context(target))
     assert p_value(target, drafter, seeds=1, tokens=200) > ALPHA
 
 
@@ -227,8 +199,7 @@ def test_a_model_that_also_sees_loads_as_its_language_model(
     )
     torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "both")
-    spec = TargetSpec(name=wrapper, path=str(tmp_path / "both"))
-    target = load_target(spec, dtype="float32", device="cpu", cache_dir=tmp_path)
+    target = load_tiny(tmp_path / "both")
     assert type(target.model).__name__ == kind
     drafter = ScriptedDrafter([], vocab=VOCAB, shape=SHAPES["any"])
     output = write(target, drafter, PROMPT, tokens=4).output

@@ -12,12 +12,11 @@ from transformers import AutoConfig, PreTrainedModel
 from engine.drafters import parse_method
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.facts import facts_of
-from engine.model.loading import load_target
 from engine.model.placement import place_layers
 from engine.model.reading import empty_model
 from engine.model.sources import TargetSpec
 from tests.engine.drafters.judges import write
-from tests.models import build_context, save_tiny
+from tests.models import build_context, load_tiny, save_tiny
 
 ROOM = 2 * 2**20
 """A third of the model's float32 weights."""
@@ -30,9 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -> list[int]:
-    spec = TargetSpec(name="tiny", path=str(folder))
-    target = load_target(spec, dtype="float32", device=device, cache_dir=cache_dir)
+def answer(folder: Path, device: str, method: dict[str, Any]) -> list[int]:
+    target = load_tiny(folder, device=device)
     drafter = parse_method(method).build(build_context(target))
     output = write(target, drafter, [1, 2, 3, 1, 2, 3, 1, 2]).output
     assert ("cpu + disk" if "disk" in device else "threads") in target.device_name
@@ -48,12 +46,9 @@ def empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("decoding_type", ["Autoregressive", "NGram"])
-def test_layers_on_disk_answer_as_those_in_memory(
-    decoding_type: str, folder: Path, tmp_path: Path
-) -> None:
+def test_layers_on_disk_answer_as_those_in_memory(decoding_type: str, folder: Path) -> None:
     method = {"decoding_type": decoding_type}
-    there = answer(folder, "cpu=2MiB,disk", method, tmp_path)
-    assert there == answer(folder, "cpu", method, tmp_path)
+    assert answer(folder, "cpu=2MiB,disk", method) == answer(folder, "cpu", method)
 
 
 def test_two_cards_share_a_model_without_cutting_a_layer(empty: PreTrainedModel) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
 from typing import Any
 
 import pytest
 
-from engine.config import Limits
-from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.model.prefixes import MAX_TEXTS, PrefixCache
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.steps import End, Prefill, Step
+from tests.engine.drafters.judges import Text, write
 from tests.engine.methods import METHODS, drafter_for, moved, target_of
 from tests.engine.scripted import ScriptedDrafter
-from tests.engine.test_hybrid import same_states
 from tests.engine.test_verify_tree import SHAPES
 from tests.models import VOCAB, alike, plain_greedy, tiny_target
 
@@ -27,31 +23,8 @@ QUESTION = [10, 11, 3, 4, 5, 6, 7, 10, 11]
 TOKENS = 14
 
 
-@dataclass(frozen=True)
-class Turn:
-    prefill: Prefill
-    steps: list[Step]
-    output: list[int]
-
-
-def turn(
-    target: Target, drafter: Drafter, prompt: Sequence[int], *, cached: bool, stop_after: int = 99
-) -> Turn:
-    """One answer; cancelled before so many steps."""
-    limits, asked = Limits(max_new_tokens=TOKENS, ignore_eos=True), iter(range(1000))
-    records = list(
-        decode(
-            target,
-            drafter,
-            prompt,
-            limits=limits,
-            prefix_caching=cached,
-            cancelled=lambda: next(asked) >= stop_after,
-        )
-    )
-    first, end = records[0], records[-1]
-    assert isinstance(first, Prefill) and isinstance(end, End)
-    return Turn(first, [r for r in records if isinstance(r, Step)], list(end.output_ids))
+turn = functools.partial(write, tokens=TOKENS, prefix_caching=True)
+anew = functools.partial(write, tokens=TOKENS)
 
 
 def scripted(target: Target, prompt: list[int], shape: str = "any") -> ScriptedDrafter:
@@ -69,7 +42,7 @@ def test_the_next_turn_reads_only_what_is_new(family: str) -> None:
     recurrent = len(target.recurrent) > 0
 
     def ask(prompt: list[int], **how: Any) -> tuple[int, list[int]]:
-        answer = turn(target, scripted(target, prompt), prompt, cached=True, **how)
+        answer = turn(target, scripted(target, prompt), prompt, **how)
         assert answer.output == plain_greedy(target, prompt, len(answer.output))
         assert answer.prefill.num_prompt_tokens == len(prompt)
         return answer.prefill.num_cached, answer.output
@@ -82,26 +55,13 @@ def test_the_next_turn_reads_only_what_is_new(family: str) -> None:
     assert cached - len(FIRST) - TOKENS in (-1, 0)
     # Stopped after two steps: what it said until then is the beginning of the next prompt.
     third = [*second, *text, 5]
-    cached, text = ask(third, stop_after=2)
+    steps = iter(range(99))
+    cached, text = ask(third, cancelled=lambda: next(steps) >= 2)
     assert cached - len(second) - TOKENS in (-1, 0) and len(text) < TOKENS
     assert ask([*third, *text, 4])[0] >= len(third) + len(text) - 1
     # The last question asked otherwise, then the first: states are kept of a few ends only.
     assert ask([*third[:-1], 6, 6])[0] - len(third) in (-2, -1)
     assert ask([*FIRST[:-3], 12])[0] == (0 if recurrent else len(FIRST) - 3)
-
-
-@pytest.mark.parametrize("family", ["gemma3_text", "granitemoehybrid"])
-def test_what_is_pasted_is_what_would_have_been_read(family: str) -> None:
-    target = tiny_target(family, eos_token_id=None)
-    for prompt in (FIRST, OTHER):
-        turn(target, scripted(target, prompt), prompt, cached=True)
-    text = [*FIRST, *plain_greedy(target, FIRST, TOKENS)]
-    cache = target.new_cache(4)
-    target.prefixes.restore([*text, 1, 2], cache)
-    assert cache.length >= len(text) - 1
-    same_states(target, cache, text[: cache.length])
-    target.prefill([1, 2, 3], cache, Needs())
-    same_states(target, cache, [*text[: cache.length - 3], 1, 2, 3])
 
 
 ONE_OF_EACH = list({METHODS[n]["decoding_type"]: n for n in reversed(METHODS)}.values())
@@ -112,8 +72,6 @@ PRIVATE: dict[str, dict[str, Any]] = {
     "combined": {"model": {"decoding_type": "Draft_Target", "speculative_model": "small"}},
 }
 """What keeps a drafter from knowing the texts of another."""
-
-
 NEVER = ("plain", "user")
 """No pair occurs twice, from which the latter would draft."""
 
@@ -131,7 +89,7 @@ class Case:
         return drafter_for(self.target, self.name, small=self.small, **changes)
 
 
-def drafts(answer: Turn) -> bool:
+def drafts(answer: Text) -> bool:
     return any(len(step.tokens) > 1 for step in answer.steps)
 
 
@@ -141,7 +99,7 @@ def test_a_method_answers_twice_what_plain_decoding_has_answered(name: str) -> N
     case = Case(name)
     drafter = case.drafter()
     plain = drafter_for(case.target, "plain")
-    answers = [turn(case.target, each, FIRST, cached=True) for each in (plain, drafter, drafter)]
+    answers = [turn(case.target, each, FIRST) for each in (plain, drafter, drafter)]
     assert [answer.output for answer in answers] == 3 * [plain_greedy(case.target, FIRST, TOKENS)]
     assert answers[2].prefill.num_cached == len(FIRST) - 1
     assert len(case.target.prefixes._texts) == (1 if drafter.needs == Needs() else 2)
@@ -153,15 +111,15 @@ def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str) -> None:
     """Of the same text a drafter that read it from its beginning drafts the same tokens."""
     case = Case(name)
     target, small, warm, cold = case.target, case.small, case.drafter(), case.drafter()
-    first = turn(target, warm, FIRST, cached=True)
+    first = turn(target, warm, FIRST)
     prompt = [*FIRST, *first.output, *QUESTION]
-    goes_on = turn(target, warm, prompt, cached=True)
+    goes_on = turn(target, warm, prompt)
     assert goes_on.prefill.num_cached >= len(FIRST) + TOKENS - 1
     if name in ("draft-model", "draft-model-text", "pard", "combined"):
         assert 0 < len(small.prefixes._texts) <= 2  # text may be tokenized anew at its end
-    anew = turn(target, cold, prompt, cached=False)
-    assert goes_on.output == anew.output == plain_greedy(target, prompt, TOKENS)
-    assert [s.tokens for s in goes_on.steps] == [s.tokens for s in anew.steps]
+    whole = anew(target, cold, prompt)
+    assert goes_on.output == whole.output == plain_greedy(target, prompt, TOKENS)
+    assert [s.tokens for s in goes_on.steps] == [s.tokens for s in whole.steps]
     assert drafts(goes_on) == (name not in NEVER)
 
 
@@ -170,9 +128,9 @@ def test_a_prompt_read_in_parts_shows_a_drafter_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(name)
-    whole = turn(case.target, case.drafter(), FIRST, cached=False)
+    whole = anew(case.target, case.drafter(), FIRST)
     monkeypatch.setattr("engine.decode.PREFILL_ROWS", 7)
-    parts = turn(case.target, case.drafter(), FIRST, cached=False)
+    parts = anew(case.target, case.drafter(), FIRST)
     assert parts.output == whole.output
     assert [s.tokens for s in parts.steps] == [s.tokens for s in whole.steps]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import presets
 from engine.drafters.base import BuildContext
 from engine.model.loading import load_target
-from engine.model.random_weights import NOTE, expand_names
+from engine.model.random_weights import NOTE
 from engine.model.sources import locate
 from engine.model.target import Target
 from tests.engine.drafters.judges import write
@@ -67,11 +67,6 @@ def test_it_is_made_once_and_the_seed_decides_what(tmp_path: Path) -> None:
     assert sorted(one.name for one in (tmp_path / "random").iterdir()) == sorted(
         [first.name, another.name]
     )
-
-
-def test_names_in_braces_stand_for_several() -> None:
-    names = ["a.0.k.w", "a.0.v.w", "a.1.k.w", "a.1.v.w"]
-    assert list(expand_names("a.{0,1}.{k,v}.w")) == names and list(expand_names("a.w")) == ["a.w"]
 
 
 @pytest.mark.parametrize("name_or_path", ["", "somebody/a-model"])

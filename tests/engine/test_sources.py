@@ -27,17 +27,16 @@ def wheel(tmp_path: Path) -> Path:
     """A wheel with a file in it, in a folder that can serve as an index."""
     folder = tmp_path / "links"
     folder.mkdir()
-    file = folder / "tiny_weights-0.1-py3-none-any.whl"
-    info = "tiny_weights-0.1.dist-info"
+    file, info = folder / "tiny_weights-0.1-py3-none-any.whl", "tiny_weights-0.1.dist-info"
+    files: dict[str, str | bytes] = {
+        MEMBER: CONTENT,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 0.1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(MEMBER, CONTENT)
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 0.1\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
+        for name, content in files.items():
+            archive.writestr(name, content)
     return file
 
 
@@ -169,34 +168,29 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
         locate(spec, tmp_path)
 
 
-@pytest.mark.parametrize("gguf_file", [None, "model.gguf"])
-def test_a_folder_is_identified_by_its_weights(gguf_file: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "gguf_file"),
+    [("model.safetensors", None), ("model.gguf", "model.gguf"), ("model.gguf", None)],
+)
+def test_weights_are_identified_by_what_they_hold(
+    file: str, gguf_file: str | None, tmp_path: Path
+) -> None:
+    """In a folder with a config, or in a file alone: shipped priors are found by it."""
+    is_file = file.endswith(".gguf") and gguf_file is None
+
     def fingerprint(name: str) -> str | None:
-        spec = TargetSpec(name="folder", path=str(tmp_path / name), gguf_file=gguf_file)
+        path = tmp_path / name / (file if is_file else "")
+        spec = TargetSpec(name="some", path=str(path), gguf_file=gguf_file)
         return locate(spec, tmp_path).fingerprint
 
     folder = tmp_path / "a"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    assert fingerprint("a") is None
-    weights = folder / (gguf_file or "model.safetensors")
-    weights.write_bytes(CONTENT)
+    assert is_file or fingerprint("a") is None
+    (folder / file).write_bytes(CONTENT)
     shutil.copytree(folder, tmp_path / "copy")
-    os.utime(tmp_path / "copy" / weights.name, (1, 1))
+    os.utime(tmp_path / "copy" / file, (1, 1))
     first = fingerprint("a")
     assert first is not None and fingerprint("copy") == first
-    weights.write_bytes(bytes(reversed(CONTENT)))  # of the same size
+    (folder / file).write_bytes(bytes(reversed(CONTENT)))  # of the same size
     assert fingerprint("a") not in (None, first)
-
-
-def test_a_file_is_identified_by_what_it_holds(tmp_path: Path) -> None:
-    def fingerprint(name: str) -> str | None:
-        return locate(TargetSpec(name="file", path=str(tmp_path / name)), tmp_path).fingerprint
-
-    for name in ("a.gguf", "b.gguf"):
-        (tmp_path / name).write_bytes(CONTENT)
-    os.utime(tmp_path / "b.gguf", (1, 1))
-    first = fingerprint("a.gguf")
-    assert first is not None and fingerprint("b.gguf") == first, "shipped priors are found by it"
-    (tmp_path / "b.gguf").write_bytes(bytes(reversed(CONTENT)))
-    assert fingerprint("b.gguf") != first

@@ -26,7 +26,7 @@ from engine.kernels.cpu.operators import Matrix
 from engine.kernels.cpu.packed_model import CheckpointTensors, UnmappedTensor
 from engine.model.files import read_settings
 from engine.model.reading import read_config, read_tokenizer
-from engine.model.sources import Weights, move_into_place, partial_folder, writing
+from engine.model.sources import Weights, whole_folder
 from engine.model.tokenizer import check_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -119,11 +119,10 @@ def extract_config(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights
     if not folder.is_dir():
         with fast_gguf_reader(file):
             config, tokenizer = read_config(weights), read_tokenizer(weights)
-        with partial_folder(folder.parent) as temp, writing(folder):
-            config.save_pretrained(temp / key)
+        with whole_folder(folder) as temp:
+            config.save_pretrained(temp)
             if tokenizer is not None:
-                tokenizer.save_pretrained(temp / key)
-            move_into_place(temp / key, folder)
+                tokenizer.save_pretrained(temp)
     return Weights(str(folder), None, None, True, weights.fingerprint)
 
 
@@ -163,9 +162,13 @@ def end_ids(file: GGUFFile, tokenizer: Any) -> list[int]:
     return ids
 
 
-def frequency_factors(file: GGUFFile) -> Tensor | None:
-    """Divisors of the rotary frequencies, if the file has them."""
-    return torch.from_numpy(file.floats(ROPE_FACTORS)) if ROPE_FACTORS in file.entries else None
+def divide_frequencies(model: transformers.PreTrainedModel, file: GGUFFile) -> None:
+    """Divide the rotary frequencies by the file's factors, if it has them."""
+    if ROPE_FACTORS in file.entries:
+        factors = torch.from_numpy(file.floats(ROPE_FACTORS))
+        for name, frequencies in model.named_buffers():
+            if name.endswith("inv_freq") and frequencies.shape == factors.shape:
+                frequencies.div_(factors.to(frequencies.device))
 
 
 class GGUFTensors(CheckpointTensors):
@@ -196,9 +199,6 @@ class GGUFTensors(CheckpointTensors):
                 names[name] = f"{gguf_name}.{suffix}"
         unused = file.entries.keys() - set(names.values()) - {ROPE_FACTORS}
         super().__init__(model, names | {name: name for name in unused}, kernels)
-
-    def frequency_factors(self) -> Tensor | None:
-        return frequency_factors(self._file)
 
     def _pack(self, source: str, bias: Tensor | None, is_vocab: bool) -> Matrix:
         """Packed in 8 bits where the kernels lack the file's type."""

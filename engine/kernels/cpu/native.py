@@ -72,11 +72,7 @@ def _frequencies(base: Any) -> list[tuple[str | None, Tensor]]:
 
 
 class NativeForward(Forward):
-    """Runs a supported model in one call per forward.
-
-    Attributes:
-        kernels: the library that it calls.
-    """
+    """Runs a supported model in one call per forward."""
 
     kernels: ctypes.CDLL
     row_invariant = True

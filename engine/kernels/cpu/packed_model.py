@@ -73,10 +73,6 @@ class CheckpointTensors(ABC):
         if self._shapes[name] != shape:
             raise UnmappedTensor(f"{name} is {shape}, but by its config {self._shapes[name]}")
 
-    def frequency_factors(self) -> Tensor | None:
-        """Divisors of the rotary frequencies, if stored in the checkpoint."""
-        return None
-
     @abstractmethod
     def _pack(self, source: str, bias: Tensor | None, is_vocab: bool) -> Matrix:
         """The checkpoint's tensor of that name, packed."""
@@ -127,7 +123,7 @@ def load_packed(
 
     Raises UnmappedTensor: its tensors do not match the checkpoint's one to one.
     """
-    _fill_buffers(model, tensors.frequency_factors())
+    _fill_buffers(model)
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     names = dict(model.named_modules())
     for done, (name, module) in enumerate(names.items()):
@@ -149,7 +145,7 @@ def load_packed(
     return model
 
 
-def _fill_buffers(model: transformers.PreTrainedModel, frequency_factors: Tensor | None) -> None:
+def _fill_buffers(model: transformers.PreTrainedModel) -> None:
     """Allocate and compute non-persistent buffers: rotary frequencies, embedding scales."""
     names = [name for name, _ in model.named_non_persistent_buffers()]
     stored = [name for name, _ in model.named_buffers() if name not in names]
@@ -163,16 +159,6 @@ def _fill_buffers(model: transformers.PreTrainedModel, frequency_factors: Tensor
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
     with torch.no_grad():
         model.initialize_weights()
-    divide_frequencies(model, frequency_factors)
-
-
-def divide_frequencies(model: transformers.PreTrainedModel, factors: Tensor | None) -> None:
-    """Divide the rotary frequencies by the factors that a checkpoint stores; None = by none."""
-    if factors is None:
-        return
-    for name, frequencies in model.named_buffers():
-        if name.endswith("inv_freq") and frequencies.shape == factors.shape:
-            frequencies.div_(factors.to(frequencies.device))
 
 
 def safetensors_files(location: str, revision: str | None) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+
+from engine.errors import first_line
 
 T = TypeVar("T")
 WARM_UPS = 2
@@ -31,10 +33,15 @@ class Graph(Generic[T]):
     results: T
 
 
-class Capturer(Protocol):
-    """Captures graphs: `CudaGraphs` on a device; tests have one that runs on any."""
+class CudaGraphs:
+    """Captures graphs on a device; tests have a stand-in that runs on any."""
 
-    name: str
+    name = "CUDA graphs"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._last: tuple[weakref.ref[Any], Any] | None = None
 
     def capture(self, run: Callable[[], T]) -> Graph[T]:
         """Capture a function; its results are valid after the first replay.
@@ -45,17 +52,6 @@ class Capturer(Protocol):
 
         Raises CaptureError: it waits for the device, or does something else that is not capturable.
         """
-
-
-class CudaGraphs:
-    name = "CUDA graphs"
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        self._last: tuple[weakref.ref[Any], Any] | None = None
-
-    def capture(self, run: Callable[[], T]) -> Graph[T]:
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
             try:
@@ -95,5 +91,4 @@ def _cause(error: BaseException) -> str:
     """First line of the original error; ending the capture fails only because of it."""
     while error.__context__ is not None:
         error = error.__context__
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)

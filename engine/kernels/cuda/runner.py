@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from engine.kernels.cuda.graphs import CaptureError, Capturer, Graph
+from engine.kernels.cuda.graphs import CaptureError, CudaGraphs, Graph
 from engine.kernels.cuda.static_cache import CacheStore, StaticCache, context_bucket
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, MaskBuilder, ModulesForward, Rows
@@ -107,7 +107,7 @@ class GraphRunner(Forward):
 
     verdict = "used"
 
-    def __init__(self, model: transformers.PreTrainedModel, capturer: Capturer) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, capturer: CudaGraphs) -> None:
         self._modules = ModulesForward(model)
         self.name = f"{self._modules.name}, {capturer.name}"
         self._dtype = model.dtype
@@ -218,6 +218,4 @@ def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:
         return "it has sliding-window or chunked attention"
     if len(recurrent_layers(model)):
         return "it has recurrent layers"
-    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        return "it is spread over several devices"
     return None

@@ -162,11 +162,8 @@ class _Memory:
     def _pointer(self, address: int | None) -> int:
         if not address:
             return 0
-        for start, size in self._places:
-            if start <= address < start + size:
-                return self.add(start, size) + address - start
-        candidates = [self._storages[address]] if address in self._storages else []
-        for start, size in candidates or reversed(list(self._storages.values())):
+        own = [self._storages[address]] if address in self._storages else []
+        for start, size in [*self._places, *(own or reversed(list(self._storages.values())))]:
             if start <= address < start + size:
                 return self.add(start, size) + address - start
         raise AssertionError(f"{address:#x} is in no tensor")

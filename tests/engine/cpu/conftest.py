@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,8 +13,11 @@ import pytest
 from filelock import FileLock
 
 from engine.kernels.cpu import compile
-from engine.kernels.cpu.compile import NoKernels, full_library
+from engine.kernels.cpu.compile import AVX512, REQUIRED
+from engine.safe_text import cpu_flags
 from tests.engine.cpu.arm import CLANG, GCC, SERVER
+from tests.engine.cpu.targets import kernels_or_skip
+from tests.engine.drafters.judges import slow
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,15 +29,11 @@ def compiled_once(
     Kept in pytest's cache, for all workers and the next time.
     """
     run = compile._compile
-    compilers = {shutil.which("g++"): 1, shutil.which(GCC): 1, CLANG[0]: CLANG.index("-target")}
+    compilers = {shutil.which("g++"), shutil.which(GCC), CLANG[0]}
     cache = getattr(request.config, "cache", None)
     kept: Path = cache.mkdir("kernels") if cache else tmp_path_factory.mktemp("compiled")
     sources = [(compile.FOLDER / name).read_bytes() for name in compile.SOURCES]
     sources.append(SERVER.read_bytes())
-
-    @functools.cache
-    def version(*compiler: str) -> bytes:
-        return subprocess.run([*compiler, "--version"], check=True, capture_output=True).stdout
 
     def compile_once(command: Sequence[str]) -> None:
         if command[0] not in compilers:  # a test's own
@@ -44,8 +41,7 @@ def compiled_once(
             return
         at = command.index("-o") + 1
         made, rest = Path(command[at]), [*command[:at], *command[at + 1 :]]
-        compiler = version(*command[: compilers[command[0]]])
-        key = hashlib.sha256(b"\0".join([compiler, *sources, *map(str.encode, rest)]))
+        key = hashlib.sha256(b"\0".join([*sources, *map(str.encode, rest)]))
         copy = kept / key.hexdigest()
         with FileLock(f"{copy}.lock"):
             if not copy.exists():
@@ -59,9 +55,28 @@ def compiled_once(
         yield
 
 
+INSTRUCTIONS = {
+    "AVX2": REQUIRED,
+    "AVX-VNNI": (*REQUIRED, "avx_vnni"),
+    "AVX-512": (*REQUIRED, *AVX512),
+    "AVX-512 VNNI": (*REQUIRED, *AVX512, "avx512_vnni"),
+    "AVX-512 VNNI, bf16": (*REQUIRED, *AVX512, "avx512_vnni", "avx512_bf16"),
+}
+"""Those of ARM have the bits of AVX2's: see `test_arm`."""
+
+
+@pytest.fixture(scope="module", params=["AVX2", *map(slow, list(INSTRUCTIONS)[1:])])
+def any_kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
+    """Compiled for each kind of processor that this one can stand for."""
+    wanted = INSTRUCTIONS[request.param]
+    lacking = set(wanted) - set(cpu_flags())
+    if lacking:
+        pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
+    return kernels_or_skip(tmp_path_factory.mktemp("kernels"), wanted)
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    try:
-        return full_library(tmp_path_factory.mktemp("kernels"))
-    except NoKernels as error:
-        pytest.skip(f"no compiled kernels here: {error}")
+    return kernels_or_skip(tmp_path_factory.mktemp("kernels"))

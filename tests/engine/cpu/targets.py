@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from engine.kernels.cpu.compile import NoKernels, full_library
+from engine.kernels.cpu.native import NativeForward, unsupported_reason
+from engine.kernels.cpu.operators import BLOCK, pack_native
 from engine.model.forward import ModulesForward, prepare_attention
 from engine.model.packed import pack
 from engine.model.target import Target
+from engine.proposal import Needs
 from tests.models import tiny_model, tiny_tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
@@ -89,6 +96,45 @@ def variant_model(name: str, **overrides: Any) -> Any:
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     prepare_attention(model)
     return model
+
+
+def kernels_or_skip(folder: Path, instructions: tuple[str, ...] | None = None) -> ctypes.CDLL:
+    """As `full_library`."""
+    try:
+        return full_library(folder, instructions)
+    except NoKernels as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+
+
+def prompt_logits(target: Target) -> torch.Tensor:
+    """Logits after thirty tokens, `(1, vocab)`."""
+    return target.prefill(list(range(40, 70)), target.new_cache(32), Needs()).logits
+
+
+def deviation(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Spread of the differences, as a share of the exact values' own."""
+    return float((found.double() - exact.double()).std() / exact.double().std())
+
+
+def in_8_bits(x: torch.Tensor) -> torch.Tensor:
+    """Rows as the kernels see them: each block of 32 in 255 steps."""
+    blocks = x.float().unflatten(1, (-1, BLOCK))
+    most = blocks.abs().amax(dim=-1, keepdim=True)
+    codes = (blocks * torch.where(most > 0, torch.tensor(127.0) / most, 0.0)).round()
+    return (codes.double() * (most / 127).double()).flatten(1)
+
+
+def wide_model(name: str) -> Any:
+    return variant_model(name, **SIZES, **WIDE[name]).to(torch.bfloat16)
+
+
+def native(model: Any, kernels: ctypes.CDLL, bits: int = 16) -> Target:
+    """A target run by the compiled kernels; takes the model over."""
+    assert unsupported_reason(model) is None
+    pack_native(model, kernels, bits)
+    forward = NativeForward(model, weights="" if bits == 16 else f"q{bits}")
+    assert forward.name == ("native" if bits == 16 else f"native, q{bits}")
+    return Target(model, tiny_tokenizer(), name="native", forward=forward)
 
 
 def packed(model: Any) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,19 @@ import pytest
 import torch
 
 from engine.kernels.cpu.gguf import GGML_TYPES, RawTensor
-from engine.kernels.cpu.operators import GGML_FORMATS, Matrix
-from engine.model.loading import load_target
-from engine.model.sources import TargetSpec
-from engine.proposal import Needs
-from tests.engine.cpu.test_native import any_kernels, in_8_bits
+from engine.kernels.cpu.operators import (
+    CHUNK,
+    GGML_FORMATS,
+    HUGE_PAGE,
+    LINE,
+    Matrix,
+    aligned_zeros,
+)
+from tests.engine.cpu.targets import deviation, in_8_bits, prompt_logits
 from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
-from tests.models import tiny_model
+from tests.models import load_tiny, tiny_model
 
-__all__ = ["any_kernels"]
+STATM = Path("/proc/self/statm")
 KINDS = [GGML_TYPES[kind].name for kind in GGML_FORMATS if GGML_TYPES[kind].bits < 16]
 ROWS, COLUMNS = 37, 512
 
@@ -49,15 +54,8 @@ def test_values_and_products_of_every_type(kind: str, any_kernels: ctypes.CDLL) 
         torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
         for n in (1, 3, 7, 16):
             assert torch.equal(matrix.product(x[:n]), found[:n]), "a row's bits depend on others"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_type_is_held_in_about_its_own_width(kind: str, kernels: ctypes.CDLL) -> None:
-    raw, _ = raw_of(kind)
-    raw = RawTensor(raw.type_id, (32, COLUMNS), raw.data[:32])
-    matrix = Matrix.from_gguf(kernels, raw)
-    assert matrix is not None
-    assert raw.data.nbytes <= matrix.packed.nbytes <= 1.2 * raw.data.nbytes
+        row_bytes = matrix.packed.nbytes / 48  # whole blocks of 16
+        assert raw.data.shape[1] <= row_bytes <= 1.2 * raw.data.shape[1]
 
 
 def test_a_row_that_is_not_there_is_refused(kernels: ctypes.CDLL) -> None:
@@ -110,13 +108,9 @@ def test_every_family_in_every_type(family: str, kind: str, tmp_path: Path) -> N
     sizes = {**WIDE, **FAMILIES[family]}
     # As sharp as they come, models this wide are chaotic: one rounding moves every logit.
     path = write_gguf(tmp_path / "tiny.gguf", kind, family, scale=0.3, **sizes)
-    spec = TargetSpec(name="tiny", path=str(path))
-    ours = load_target(spec, device="cpu", cache_dir=tmp_path)
-    exact = load_target(spec, dtype="float32", device="cpu", cache_dir=tmp_path)
+    ours, exact = load_tiny(path, "auto"), load_tiny(path)
     assert ours.environment()["forward"].startswith("native, q"), ours.provenance
-    prompt = list(range(40, 70))
-    found = [t.prefill(prompt, t.new_cache(32), Needs()).logits for t in (exact, ours)]
-    off = (found[0] - found[1]).std() / found[0].std()
+    off = deviation(prompt_logits(ours), prompt_logits(exact))
     # Random blocks of IQ4_XS have the widest range of scales, and multiply what 8 bits round off.
     assert 0 < off < (0.3 if kind == "IQ4_XS" else 0.1), f"{off:.1%}"
 
@@ -127,14 +121,34 @@ def test_a_file_says_what_the_model_that_it_was_written_from_says(
 ) -> None:
     sizes = {**WIDE, **FAMILIES[family]}
     path = write_gguf(tmp_path / "tiny.gguf", "F32", family, scale=0.3, **sizes)
-    spec = TargetSpec(name="tiny", path=str(path))
-    target = load_target(spec, dtype="float32", device="cpu", cache_dir=tmp_path)
-    prompt = list(range(40, 70))
-    found = target.prefill(prompt, target.new_cache(32), Needs()).logits
     with torch.no_grad():
         model = tiny_model(family, **{"tie_word_embeddings": True, **sizes})
         for parameter in model.parameters():
             parameter.mul_(0.3 if parameter.ndim > 1 else 1.0)
-        exact = model(torch.tensor([prompt])).logits[0, -1:]
-    off = (found - exact).std() / exact.std()
+        exact = model(torch.arange(40, 70)[None]).logits[0, -1:]
+    off = deviation(prompt_logits(load_tiny(path)), exact)
     assert off < 0.05, f"{off:.1%}"  # its embedding is in 8 bits
+
+
+# ---- memory of packed matrices
+
+
+def test_pieces_are_zero_and_apart_and_begin_with_a_line_or_a_huge_page() -> None:
+    pieces = [aligned_zeros(size) for size in (1, 100, LINE, CHUNK // 2, CHUNK // 2 + 1, 0, 7)]
+    assert all(piece.dtype == torch.uint8 and not piece.any() for piece in pieces)
+    for number, piece in enumerate(pieces, start=1):
+        piece.fill_(number)
+    assert all(bool((piece == number).all()) for number, piece in enumerate(pieces, start=1))
+    assert all(piece.data_ptr() % LINE == 0 for piece in pieces)
+    assert aligned_zeros(CHUNK).data_ptr() % HUGE_PAGE == 0
+
+
+@pytest.mark.skipif(not STATM.is_file(), reason="no /proc here")
+def test_memory_is_given_back() -> None:
+    def resident() -> int:
+        return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
+
+    piece = aligned_zeros(2 * CHUNK).fill_(1)
+    held = resident()
+    del piece
+    assert resident() < held - CHUNK

@@ -10,18 +10,15 @@ import pytest
 import torch
 
 from engine.kernels.cpu import compile
-from engine.kernels.cpu.compile import NoKernels, has_rare_formats, library
+from engine.kernels.cpu.compile import AVX512, REQUIRED, NoKernels, best_instructions, library
 from engine.kernels.cpu.decoder import Decoder
 from engine.kernels.cpu.gguf import RawTensor
 from engine.kernels.cpu.operators import Matrix
-from engine.model.loading import load_target
-from engine.model.sources import TargetSpec
-from engine.model.target import Target
-from engine.proposal import Needs
 from engine.safe_text import cpu_flags
-from tests.engine.cpu.targets import SIZES, WIDE
+from tests.engine.cpu.conftest import INSTRUCTIONS
+from tests.engine.cpu.targets import SIZES, WIDE, prompt_logits
 from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
-from tests.models import save_tiny
+from tests.models import load_tiny, save_tiny
 
 
 @pytest.fixture
@@ -33,27 +30,24 @@ def fresh_library() -> Iterator[None]:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> TargetSpec:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    return TargetSpec(name="tiny", title="tiny", path=str(folder))
-
-
-def load(spec: TargetSpec, dtype: str = "bfloat16") -> Target:
-    cache_dir = Path(spec.path or "").parent
-    return load_target(spec, dtype=dtype, device="cpu", cache_dir=cache_dir)
+def tiny(tmp_path: Path) -> Path:
+    return save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
 
 
 @pytest.mark.usefixtures("fresh_library", "kernels")
-def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
-    tiny: TargetSpec, monkeypatch: pytest.MonkeyPatch
+def test_without_kernels_torch_does_the_work_and_the_log_says_why(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = load(tiny)
+    target = load_tiny(tiny, "bfloat16")
     assert target.environment()["forward"] == "native" and target.notes == ()
     assert "native_kernels" not in target.environment()
+    environment = load_tiny(tiny, "bfloat16", native_kernels="off").environment()
+    assert environment["native_kernels"] == "not used: switched off"
+    assert environment["forward"] != "native"
     library.cache_clear()
     monkeypatch.setattr(compile, "ZIG_MODULE", "no_such_package")
     monkeypatch.setattr(compile, "COMPILERS", ("no-such-compiler",))
-    target = load(tiny)
+    target = load_tiny(tiny, "bfloat16")
     assert target.environment()["native_kernels"] == f"not used: {compile.NO_COMPILER}"
     assert target.notes == (f"{target.name} runs slowly: {compile.NO_COMPILER}.",)
 
@@ -61,24 +55,17 @@ def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_library", "kernels")
 def test_a_compiler_from_the_package_index_makes_the_same_kernels(
-    tiny: TargetSpec, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = []
     for compilers in (compile.COMPILERS, ()):
         library.cache_clear()
         monkeypatch.setattr(compile, "COMPILERS", compilers)
-        target = load(tiny, "q8")
+        target = load_tiny(tiny, "q8")
         assert target.environment()["forward"] == "native, q8"
-        texts.append(target.prefill([1, 2, 3, 4, 5], target.new_cache(8), Needs()).logits)
+        texts.append(prompt_logits(target))
         assert compilers or compile.ZIG_MODULE in (compile.find_compiler() or ())
     assert torch.equal(*texts)
-
-
-@pytest.mark.usefixtures("kernels")
-def test_a_target_can_do_without(tiny: TargetSpec) -> None:
-    environment = load(tiny.replace(native_kernels="off")).environment()
-    assert environment["native_kernels"] == "not used: switched off"
-    assert environment["forward"] != "native"
 
 
 MAKES = 'while [ "$1" != -o ]; do shift; done\n'
@@ -161,38 +148,38 @@ def test_another_kind_of_machine_is_named(tmp_path: Path, monkeypatch: pytest.Mo
             library(tmp_path)
 
 
-def test_every_processor_of_apples_has_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_instructions_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = {*REQUIRED, *AVX512, "avx512_vnni", "avx512_bf16", "avx_vnni", "sse4_2"}
+    assert best_instructions(everything) == INSTRUCTIONS["AVX-512 VNNI, bf16"]
+    assert best_instructions({*REQUIRED, *AVX512}) == INSTRUCTIONS["AVX-512"]
+    assert best_instructions({*REQUIRED, "avx512f", "avx_vnni"}) == INSTRUCTIONS["AVX-VNNI"]
+    assert best_instructions(REQUIRED) == INSTRUCTIONS["AVX2"]
+    assert best_instructions({"fp", "asimd", "asimddp", "sve"}) == ("asimd", "asimddp")
+    assert best_instructions({"fp", "asimd"}) == ("asimd",)
+    with pytest.raises(NoKernels, match="has no fma"):
+        best_instructions({"avx2", "f16c"})
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    assert compile.best_instructions(cpu_flags()) == (compile.NEON, compile.DOT_PRODUCTS)
+    assert best_instructions(cpu_flags()) == ("asimd", "asimddp"), "as all of Apple's"
 
 
 @pytest.mark.usefixtures("kernels")
 def test_rare_formats_are_compiled_for_files_that_have_them(tmp_path: Path) -> None:
-    for kind, count in (("Q4_0", 1), ("Q5_0", 2)):
-        path = write_gguf(tmp_path / f"{kind}.gguf", kind)
-        load_target(TargetSpec(name="tiny", path=str(path)), device="cpu", cache_dir=tmp_path)
-        assert len([*(tmp_path / "native").iterdir()]) == count
-
-
-def test_without_the_rare_formats_a_matrix_is_none(tmp_path: Path) -> None:
-    try:
-        kernels = library(tmp_path)
-    except NoKernels as error:
-        pytest.skip(f"no compiled kernels here: {error}")
-    assert not has_rare_formats(kernels)
     kind = int(gguf.GGMLQuantizationType.Q6_K)
     raw = RawTensor(kind, (16, 256), random_blocks("Q6_K", 16, 256))
-    assert Matrix.from_gguf(kernels, raw) is None
+    assert Matrix.from_gguf(library(tmp_path / "cache"), raw) is None
+    for name, count in (("Q4_0", 1), ("Q5_0", 2)):
+        load_tiny(write_gguf(tmp_path / f"{name}.gguf", name), "auto")
+        assert len([*(tmp_path / "cache/native").iterdir()]) == count
 
 
 @pytest.mark.usefixtures("kernels")
 def test_wrong_kernels_step_aside_and_the_run_says_why(
-    tiny: TargetSpec, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = Decoder._rotary_rows
     monkeypatch.setattr(Decoder, "_rotary_rows", lambda *args: rows(*args).flip(-1))
-    target = load(tiny)
+    target = load_tiny(tiny, "bfloat16")
     found = target.environment()
     assert found["forward"] == "transformers' modules" and target.kernels is None
     assert "its logits differ from those of transformers' modules" in found["fast_forward"]

@@ -18,12 +18,10 @@ from engine.kernels.cpu.compile import library
 from engine.kernels.cpu.native import NativeForward
 from engine.kernels.cpu.operators import NativeEmbedding, NativeLinear, pack_native
 from engine.kernels.cpu.packed_model import SafetensorsTensors, UnmappedTensor, load_packed
-from engine.model.loading import load_target
 from engine.model.reading import empty_model
-from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.proposal import Needs
-from tests.models import save_tiny, tiny_model
+from tests.engine.cpu.targets import prompt_logits
+from tests.models import load_tiny, save_tiny, tiny_model
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
@@ -40,22 +38,18 @@ LARGE = LlamaConfig(
 LOAD = """
 import json, sys
 from pathlib import Path
-from engine.model.loading import load_target
-from engine.model.sources import TargetSpec
 from tests.engine.cpu.test_packed_model import num_bytes
+from tests.models import load_tiny
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 
-small, large, cache, dtype = sys.argv[1:]
-def load(folder):
-    spec = TargetSpec.of_path_or_hub(folder)
-    return load_target(spec, dtype=dtype, device="cpu", cache_dir=Path(cache))
-load(small)
+small, large, dtype = sys.argv[1:]
+load_tiny(Path(small), dtype)
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-target = load(large)
+target = load_tiny(Path(large), dtype)
 taken = {"model": num_bytes(target), "peak": status("VmHWM") - before}
 print(json.dumps(taken | {"forward": target.environment()["forward"]}))
 """
@@ -70,15 +64,6 @@ def num_bytes(target: Target) -> int:
     return plain + sum(matrix.packed.nbytes for matrix in matrices.values())
 
 
-def load(folder: Path, dtype: str = "bfloat16", **settings: Any) -> Target:
-    spec = TargetSpec.model_validate({"name": "tiny", "path": str(folder), **settings})
-    return load_target(spec, dtype=dtype, device="cpu", cache_dir=folder.parent / "cache")
-
-
-def logits(target: Target) -> torch.Tensor:
-    return target.prefill(list(range(40, 70)), target.new_cache(32), Needs()).logits
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_is_packed_as_its_float_model_would_be(
@@ -88,31 +73,31 @@ def test_a_folder_is_packed_as_its_float_model_would_be(
     folder = tmp_path / "model"
     tiny_model(family, **sizes).to(torch.bfloat16).save_pretrained(folder, max_shard_size="50KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
-    ours = load(folder)
+    ours = load_tiny(folder, "bfloat16")
     assert isinstance(ours.embedding, NativeEmbedding), "was read by way of floats"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     pack_native(model, kernels, 16)
     whole = Target(model, None, name="whole", forward=NativeForward(model))
-    assert torch.equal(logits(ours), logits(whole))
+    assert torch.equal(prompt_logits(ours), prompt_logits(whole))
     assert num_bytes(ours) <= num_bytes(whole)
 
 
 def test_the_folders_generation_settings_are_the_models(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", **SIZES)
     GenerationConfig(eos_token_id=[7, 9]).save_pretrained(folder)
-    assert {7, 9} <= load(folder).eos_ids
+    assert {7, 9} <= load_tiny(folder, "bfloat16").eos_ids
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "extra.weight"])
 def test_what_is_not_one_for_one_goes_by_way_of_floats(name: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", **SIZES)
-    exact = logits(load(folder))
+    exact = prompt_logits(load_tiny(folder, "bfloat16"))
     file = folder / "model.safetensors"
     save_file({**load_file(file), name: torch.ones(4)}, file, metadata={"format": "pt"})
-    target = load(folder)
+    target = load_tiny(folder, "bfloat16")
     assert not isinstance(target.embedding, NativeEmbedding)
-    assert torch.equal(logits(target), exact) and target.environment()["forward"] == "native"
+    assert torch.equal(prompt_logits(target), exact) and target.environment()["forward"] == "native"
 
 
 def test_a_tensor_of_another_shape_is_no_counterpart(tmp_path: Path, kernels: ctypes.CDLL) -> None:
@@ -127,7 +112,7 @@ def test_a_tensor_of_another_shape_is_no_counterpart(tmp_path: Path, kernels: ct
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """500 MB of weights."""
-    folder = tmp_path_factory.mktemp("large")
+    folder = tmp_path_factory.mktemp("large") / "model"
     LARGE.save_pretrained(folder)
     tensors = {
         name: torch.full(one.shape, 1.0, dtype=torch.bfloat16)
@@ -143,12 +128,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8", "q4"])
-def test_loading_takes_no_more_than_the_packed_model_and_a_layer(
-    dtype: str, large: Path, tmp_path: Path
-) -> None:
-    library(tmp_path)
-    small = save_tiny(tmp_path / "small", **SIZES)
-    command = [sys.executable, "-c", LOAD, str(small), str(large), str(tmp_path), dtype]
+def test_loading_takes_no_more_than_the_packed_model_and_a_layer(dtype: str, large: Path) -> None:
+    library(large.parent / "cache")
+    small = save_tiny(large.parent / "small", **SIZES)
+    command = [sys.executable, "-c", LOAD, str(small), str(large), dtype]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     taken = json.loads(run.stdout.splitlines()[-1])
     assert taken["forward"].startswith("native")

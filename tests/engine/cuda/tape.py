@@ -1,7 +1,8 @@
-"""Stands in for CUDA graphs on a processor.
+"""Stands in for CUDA graphs on the processor and on the pretended device.
 
 No faster than running the function again. It keeps what a CUDA graph keeps: fixed addresses, fixed
-Python values, no reading of values on the host; so everything around the capture is the same.
+Python values, no reading of values on the host; so everything around the capture is the same. On
+the pretended device it also takes nothing from the host's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.kernels.cuda.graphs import CaptureError, Graph
+from engine.kernels.cuda.graphs import CaptureError, CudaGraphs, Graph
+from tests.engine.device.pretend import PretendTensor, logged
 
 T = TypeVar("T")
 
@@ -50,18 +52,25 @@ class _Operators(TorchDispatchMode):
 
 
 def _storage(x: Tensor) -> int:
+    x = x.data_ if isinstance(x, PretendTensor) else x
     return x.untyped_storage().data_ptr() or id(x)
 
 
-class Tape:
+class Tape(CudaGraphs):
     """Captures operators one by one and replays them on the same memory, on any device."""
 
     name = "a tape of operators"
 
+    def __init__(self) -> None:
+        pass
+
     def capture(self, run: Callable[[], T]) -> Graph[T]:
+        run()  # what is made once is made in the warm-up
         operators = _Operators()
-        with operators:
+        with logged() as log, operators:
             results = run()
+        if log.waits or log.uploads:
+            raise CaptureError(f"it waits for the device: {(log.waits + log.uploads)[0]}")
 
         def replay() -> None:
             for call in operators.calls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from engine.kernels.cuda.graphs import Capturer
+from engine.kernels.cuda.graphs import CudaGraphs
 from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
@@ -24,7 +24,7 @@ def model_of(name: str, **overrides: Any) -> Any:
     return model
 
 
-def captured(model: Any, capturer: Capturer | None = None) -> Target:
+def captured(model: Any, capturer: CudaGraphs | None = None) -> Target:
     """A target whose forwards are captured."""
     assert unsupported_reason(model) is None
     forward = GraphRunner(model, capturer or Tape())

@@ -2,7 +2,7 @@
 
 It refuses what CUDA refuses: tensors of two devices in one operator. It counts what the host would
 wait for on CUDA: scalars that are read, copies to the host, copies from pageable memory, operators
-whose output has a size that only the device knows. And it can write down every operator that runs.
+whose output has a size that only the device knows.
 
 torch takes one backend of this kind a process, and keeps it.
 """
@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +38,6 @@ UPLOAD = "copy from pinned memory"
 READS = ("aten::_local_scalar_dense", "aten::equal", "aten::multinomial")
 
 
-class Operator(NamedTuple):
-    name: str
-    numbers: tuple[Any, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-
 @dataclass
 class Log:
     """What happened on the device.
@@ -51,16 +45,12 @@ class Log:
     Attributes:
         waits: what the host waited for, and the line of ours that made it.
         uploads: copies from pinned memory, which nothing waits for.
-        operators: name, numbers that it is called with, and the outputs' shapes.
+        num_tensors: that operators returned.
     """
 
     waits: list[str] = field(default_factory=list)
     uploads: list[str] = field(default_factory=list)
-    operators: list[Operator] = field(default_factory=list)
-
-    @property
-    def num_tensors(self) -> int:
-        return sum(len(operator.shapes) for operator in self.operators)
+    num_tensors: int = 0
 
 
 _logs: list[Log] = []
@@ -208,17 +198,9 @@ def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         result = func(bare[0].double(), *bare[1:], **options).to(bare[0].dtype)
     else:
         result = func(*bare, **options)
-    shapes = tuple(tuple(x.shape) for x in _leaves(result) if isinstance(x, Tensor))
-    if not _logs:
-        waits = []
-    numbers = (
-        ()
-        if not _logs
-        else tuple(leaf for leaf in _leaves((args, named)) if isinstance(leaf, bool | int | float))
-    )
     uploads = [wait for wait in waits if wait.startswith(UPLOAD)]
     for log in _logs:
-        log.operators.append(Operator(str(func), numbers, shapes))
+        log.num_tensors += sum(isinstance(x, Tensor) for x in _leaves(result))
         log.waits += [wait for wait in waits if wait not in uploads]
         log.uploads += uploads
     if leaves:

@@ -23,10 +23,6 @@ class Run:
     num_accepted: int
 
     @property
-    def waits(self) -> list[int]:
-        return [len(log.waits) for log in self.logs]
-
-    @property
     def tensors(self) -> list[int]:
         return [log.num_tensors for log in self.logs]
 

@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-import presets
-from benchmarks import random_heads
 from engine.config import Sampling
 from engine.drafters import methods as all_methods
-from engine.drafters import parse_method
 from engine.drafters.texts import Text
-from engine.model.loading import load_target
 from engine.training.methods import METHODS as TRAINED
 from engine.tuning.ranks import trace_text
-from playground.host.paths import cache_dir
+from tests.engine.cuda.targets import captured, runner_of
 from tests.engine.device.runs import PROMPT, assert_waits, run
-from tests.engine.methods import METHODS, drafter_for, moved, target_of
-from tests.models import build_context, tiny_target
+from tests.engine.methods import FAMILIES, METHODS, drafter_for, moved, target_of
+from tests.models import alike, tiny_target
 
 WAYS = {
     "greedy": Sampling(),
@@ -78,6 +74,21 @@ def test_a_method_writes_the_cpus_text(name: str, way: str, device: torch.device
     first, later, _ = MORE_WAITS.get(name, (1, 1, ""))
     assert_waits(result.logs, first, later)
     assert max(result.tensors) < (NETWORK_TENSORS if drafter.has_network else LOOKUP_TENSORS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [n for n in METHODS if METHODS[n]["decoding_type"] not in FAMILIES]
+)
+def test_graphs_write_the_cpus_text(name: str, device: torch.device) -> None:
+    own = target_of(name)
+    expected = run(own, drafter_for(own, name), tokens=32)
+    target, small = (captured(moved(t, device).model) for t in (own, alike(eos_token_id=None)))
+    result = run(target, drafter_for(target, name, small=small), tokens=32)
+    assert result.output == expected.output and result.num_accepted == expected.num_accepted
+    assert runner_of(target).buckets and target.environment()["cuda_graphs"] == "used"
+    first, later, _ = MORE_WAITS.get(name, (1, 1, ""))
+    assert_waits(result.logs, first, later)
 
 
 @pytest.mark.parametrize(("name", "levels"), [("ngram", 0), ("eagle-chain", 4), ("draft-model", 4)])
@@ -165,30 +176,3 @@ def test_a_training_step_is_the_cpus(tmp_path: Path) -> None:
     assert losses.keys() == {*TRAINED}
     for own, other in losses.values():
         assert other == pytest.approx(own, rel=1e-5)
-
-
-EMBEDDED = {
-    "draft-model": {"decoding_type": "Draft_Target", "speculative_model": "itself"},
-    **{kind: {"decoding_type": kind} for kind in ("Medusa", "ReDrafter", "Eagle", "Eagle3")},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.network
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_the_embedded_model_writes_the_cpus_tokens(
-    name: str, device: torch.device, tmp_path: Path
-) -> None:
-    spec = presets.resolve("smollm2-135m-instruct")
-    own = load_target(spec, dtype="float32", device="cpu", cache_dir=cache_dir())
-    target = moved(own, device)
-    values: dict[str, Any] = {"drafting": "as set", **EMBEDDED[name]}
-    if name != "draft-model":
-        values["speculative_model"] = str(random_heads.make_all(own, tmp_path)[name])
-    config, prompt = parse_method(values), own.encode("The sky is")
-    results = [
-        run(one, config.build(build_context(one, itself=one)), prompt=prompt, tokens=4)
-        for one in (own, target)
-    ]
-    assert results[0].output == results[1].output
-    assert_waits(results[1].logs, *((2, 2) if name == "ReDrafter" else (1, 1)))

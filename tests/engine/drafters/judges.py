@@ -17,7 +17,7 @@ from engine.drafters.base import Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.sampling import SeededDraws, probabilities
-from engine.steps import End, Step
+from engine.steps import End, Prefill, Step
 from tests.models import build_context, plain_greedy, tiny_target
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -27,6 +27,7 @@ PROMPTS = ([7, 8, 9, 7, 8, 9, 7, 8], [65], [3, 200, 17, 99, 3, 200, 17, 40, 41])
 
 @dataclass(frozen=True)
 class Text:
+    prefill: Prefill
     output: list[int]
     steps: list[Step]
     finish_reason: str
@@ -45,15 +46,16 @@ def write(
     temperature: float = 0.0,
     seed: int = 0,
     sampling: Sampling | None = None,
+    **options: Any,
 ) -> Text:
-    """Decode a text and keep its records."""
+    """Decode a text, with further options of `decode`, and keep its records."""
     sampling = sampling or Sampling(temperature=temperature, seed=seed)
     limits = Limits(max_new_tokens=tokens, ignore_eos=True)
-    records = list(decode(target, drafter, prompt, sampling=sampling, limits=limits))
-    end = records[-1]
-    assert isinstance(end, End)
+    records = list(decode(target, drafter, prompt, sampling=sampling, limits=limits, **options))
+    prefill, end = records[0], records[-1]
+    assert isinstance(prefill, Prefill) and isinstance(end, End)
     steps = [record for record in records if isinstance(record, Step)]
-    return Text(list(end.output_ids), steps, end.finish_reason)
+    return Text(prefill, list(end.output_ids), steps, end.finish_reason)
 
 
 Reference = Callable[[list[int]], list[int]]

@@ -81,8 +81,10 @@ def test_the_draft_model_reads_every_committed_token_once(monkeypatch: pytest.Mo
     assert all(len(tokens) == 1 for i, tokens in enumerate(fed) if i % 3)
 
 
-def test_drafts_end_where_the_draft_model_is_unsure() -> None:
-    model, small, lengths = target(), alike(**ENDLESS), set[int]()
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+def test_drafts_end_where_the_draft_model_is_unsure(family: str) -> None:
+    """Attention, and recurrent layers, whose states go back to what was committed."""
+    model, small, lengths = target(), alike(family, **ENDLESS), set[int]()
 
     @torch.inference_mode()
     def reference(text: list[int]) -> list[int]:
