@@ -186,9 +186,3 @@ def test_merged_beams_are_one_tree_without_equal_siblings(beams: list[list[int]]
     for children in shape.children:
         siblings = [tokens[c - 1] for c in children]
         assert len(siblings) == len(set(siblings))
-
-
-def test_merging_follows_the_worked_example() -> None:
-    tokens, shape, nodes = merge_prefixes([[5, 6], [5, 7], [8]])
-    assert (tokens, shape.parents) == ([5, 6, 7, 8], (-1, 0, 1, 1, 0))
-    assert nodes == [[1, 2], [1, 3], [4]]

@@ -29,7 +29,6 @@ from engine.training.session import (
     score,
     train,
 )
-from engine.training.session import card as card_of
 from engine.training.trainer import Trainer, TrainMetrics
 from tests.engine.drafters.judges import slow, write
 from tests.engine.training.conftest import learnable_target
@@ -177,16 +176,6 @@ def test_what_interrupts_a_step_saves_no_half_updated_weights(
     assert not (tmp_path / "training.pt").exists()
 
 
-def test_held_out_dialogues_are_never_trained_on(
-    target: Target, corpus: Corpus, tmp_path: Path
-) -> None:
-    trainer = Trainer(target, corpus, settings("medusa"), tmp_path)
-    held = {entry.number for entry in trainer.held_out}
-    packed = {entry.number for pack in trainer._packs for entry in pack}
-    assert held and not held & packed
-    assert held | packed == {entry.number for entry in corpus.entries}
-
-
 @pytest.mark.parametrize("method", ONE_METHOD)
 def test_training_goes_on_from_a_trained_drafter(
     method: str, target: Target, corpus: Corpus, tmp_path: Path
@@ -234,42 +223,33 @@ def test_features_are_kept_only_up_to_the_limit(
     assert 0 < used < 110_000
 
 
-def test_the_card_tells_data_steps_seed_versions_and_mat(
-    target: Target, corpus: Corpus, tmp_path: Path
+def test_the_card_tells_data_steps_versions_and_mat_keeps_a_curve_and_no_paths(
+    target: Target, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(target, corpus, settings("redrafter", epochs=0.2), tmp_path / "training")
+    monkeypatch.setattr(target, "name", str(tmp_path))
+    values = {"epochs": 0.2, "begin_with": str(tmp_path / "somebodys-heads")}
+    (tmp_path / "somebodys-heads").mkdir()
+    first = Trainer(target, corpus, settings("redrafter"), tmp_path / "first")
+    first.student.save(tmp_path / "somebodys-heads", "float32")
+    trainer = Trainer(target, corpus, settings("redrafter", **values), tmp_path / "training")
     list(trainer.steps())
+    trainer.log = [{**trainer.log[-1], "step": step} for step in range(1000)]
     questions = held_out_questions(corpus, trainer.held_out, 1, 32)
     (tmp_path / "card.json").write_text("{}")
     (tmp_path / "in a reader").hardlink_to(tmp_path / "card.json")
     scores = evaluate(trainer, tmp_path, questions, cache_dir=tmp_path, max_new_tokens=8)
     assert (tmp_path / "in a reader").read_text() == "{}", "the card was not replaced at once"
-    card = json.loads((tmp_path / "card.json").read_text())
+    text = (tmp_path / "card.json").read_text()
+    card = json.loads(text)
     assert card["steps"] == trainer.step and card["settings"]["seed"] == 0
+    assert card["settings"]["begin_with"] == "somebodys-heads" and str(tmp_path) not in text
+    steps = [entry["step"] for entry in card["training_log"]]
+    assert steps[:2] == [0, 8] and steps[-1] == 999 and len(steps) < 130
     assert card["data"]["num_tokens"] == trainer.num_train_tokens
     assert card["versions"]["torch"] == torch.__version__
     assert card["held_out"]["overall"]["mat"] == scores["overall"].mat
     assert set(card["held_out"]) == {"overall", *(q.category for q in questions)}
     assert f"| overall | {scores['overall'].mat:.2f} |" in (tmp_path / "README.md").read_text()
-
-
-def test_the_card_keeps_a_learning_curve_and_no_paths(
-    target: Target, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = tmp_path / "somebodys-heads"
-    begun.mkdir()
-    monkeypatch.setattr(target, "name", str(tmp_path))
-    first = Trainer(target, corpus, settings("medusa", epochs=0.1), tmp_path / "first")
-    first.student.save(begun, "float32")
-    values = {"epochs": 0.1, "begin_with": str(begun)}
-    trainer = Trainer(target, corpus, settings("medusa", **values), tmp_path / "second")
-    trainer.log = [{"step": step} for step in range(1000)]
-    config = trainer.settings.decoding(begun, [[0.5]])
-    written = card_of(trainer, [[0.5]], {}, config)
-    assert written["settings"]["begin_with"] == "somebodys-heads"
-    assert str(tmp_path) not in json.dumps(written)
-    steps = [entry["step"] for entry in written["training_log"]]
-    assert steps[:2] == [0, 8] and steps[-1] == 999 and len(steps) < 130
 
 
 @pytest.mark.parametrize(

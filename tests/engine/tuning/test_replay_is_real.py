@@ -11,8 +11,6 @@ import torch
 from engine.config import Limits
 from engine.drafters.base import BuildContext
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle.methods import Eagle3Config
-from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.method import MethodConfig
@@ -21,7 +19,7 @@ from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable, measure_ranks
 from engine.tuning.replay import Replay, replay
-from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.drafters.golden import golden_case
 from tests.engine.tuning.runs import LIMITS, Case, golden, ran, texts_of
 from tests.engine.tuning.tables import position_rates, random_tree, replay_chain
 from tests.models import build_context, tiny_target
@@ -175,15 +173,9 @@ def repeating_target(noise: float = 0.0) -> Target:
 
 def chain_case(name: str) -> tuple[BuildContext, MethodConfig, list[Text]]:
     if name in ("redrafter", "eagle3"):
-        folder = {"redrafter": "redrafter/case_a_rnn", "eagle3": "eagle/eagle3"}[name]
-        case = golden_case(folder)
-        head = str(ROOT / folder / "head")
-        config: MethodConfig = ReDrafterConfig(speculative_model=head, beam_width=1)
-        if name == "eagle3":
-            config = Eagle3Config(speculative_model=head)
-        prompts = [p.get("ids") or p["input_ids"] for p in case.expected["prompts"]]
-        bench = build_context(case.target)
-        return bench, config, texts_of(bench, [*prompts, prompts[0][1:6]])
+        case = golden(name)
+        beam = {"beam_width": 1} if name == "redrafter" else {}
+        return case.bench, case.config.replace(**beam), case.texts
     bench = build_context(repeating_target(), small=repeating_target(noise=1.0))
     prompts = [[10, 20, 30] * 4, [77, 78, 77, 78, 77], list(range(40, 60))]
     configs: dict[str, MethodConfig] = {
