@@ -27,6 +27,8 @@ from engine.safe_text import short
 
 MAX_FAULTS = 4
 """The most faults that one sentence names."""
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class Settings(BaseModel):

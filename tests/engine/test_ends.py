@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import Limits, Sampling
+from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, PromptError
@@ -194,17 +194,3 @@ def test_stop_strings_need_a_tokenizer() -> None:
     drafter = AutoregressiveConfig().build(build_context(target))
     with pytest.raises(ConfigError, match="no tokenizer"):
         next(decode(target, drafter, PROMPT, limits=Limits(stop=("x",))))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_seed_decides_the_text(temperature: float) -> None:
-    def output(seed: int) -> tuple[int, ...]:
-        drafter = AutoregressiveConfig().build(build_context(endless()))
-        sampling = Sampling(temperature=temperature, seed=seed)
-        limits = Limits(max_new_tokens=20, ignore_eos=True)
-        return end_of(
-            list(decode(endless(), drafter, PROMPT, sampling=sampling, limits=limits))
-        ).output_ids
-
-    assert output(1) == output(1)
-    assert (output(1) == output(2)) == (temperature == 0.0)

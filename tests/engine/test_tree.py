@@ -62,27 +62,21 @@ def test_every_form_of_a_tree_reads_back_as_the_same_tree(nodes: set[Path], rng:
     shuffled = sorted(nodes)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
     tree = ChoiceTree.parse([list(p) for p in shuffled], form="candidates")
-    assert set(tree.paths) == nodes
     assert list(tree.paths) == sorted(nodes, key=lambda p: (len(p), p))
-    forms = [tree.as_lists(), tree.paths, str(tree.as_lists()), str(tree.paths)]
-    for value in forms:
+    for value in (tree.as_lists(), tree.paths, str(tree.as_lists()), str(tree.paths)):
         assert ChoiceTree.parse(value, form="candidates") == tree
+    assert set(tree.leaves) == nodes - {path[:-1] for path in nodes}
     assert ChoiceTree.parse([list(p) for p in tree.leaves]) == tree
     assert ChoiceTree.parse(tree.as_lists()) == tree
 
 
 @given(paths())
 def test_a_trees_shape_has_its_paths(nodes: set[Path]) -> None:
-    tree = ChoiceTree.parse([list(p) for p in nodes], form="candidates")
-    shape = tree.shape
-    assert len(shape) == len(nodes) + 1
+    tree = ChoiceTree.of(nodes)
+    assert len(tree.shape) == len(nodes) + 1
     for node, path in enumerate(tree.paths, start=1):
-        assert shape.depths[node] == len(path)
-        walked = tuple(tree.paths[i - 1][-1] for i in shape.path_to(node))
-        assert walked == path
-        assert tree.ranks[node] == path[-1]
-    ends = {path for path in nodes if not any(p[:-1] == path for p in nodes)}
-    assert set(tree.leaves) == ends
+        assert tree.shape.depths[node] == len(path)
+        assert tuple(tree.ranks[i] for i in tree.shape.path_to(node)) == path
 
 
 @given(paths(), st.data())
@@ -161,10 +155,8 @@ def test_a_cut_proposal_keeps_the_nodes_up_to_the_depth(nodes: set[Path], max_de
     cut = whole.cut(max_depth)
     kept = [0, *(i for i, p in enumerate(tree.paths, start=1) if len(p) <= max_depth)]
     assert cut.tokens.tolist() == kept
-    assert (
-        cut.draft_probs is not None
-        and cut.draft_probs.tolist() == (torch.tensor(kept) / n).tolist()
-    )
+    assert cut.draft_probs is not None
+    assert cut.draft_probs.tolist() == (torch.tensor(kept) / n).tolist()
     assert list(cut.ranks or ()) == [tree.ranks[i] for i in kept]
     parents = [kept[p] if p >= 0 else -1 for p in cut.shape.parents]
     assert parents == [tree.shape.parents[i] for i in kept]

@@ -18,7 +18,7 @@ from tests.engine.tuning.tables import made_up
 
 
 def best_tree(table: RankTable, n: int, **bounds: Any) -> ChoiceTree:
-    return best_trees(table, (n,), **bounds)[0].tree
+    return best_trees(table.limited_to(**bounds), (n,))[0].tree
 
 
 def tree_of(paths: Iterable[Path]) -> ChoiceTree:
