@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import tracemalloc
 from typing import Literal
 
 import pytest
@@ -51,10 +51,12 @@ def test_leaves_and_candidates_of_the_documented_tree_are_the_same_tree() -> Non
 def test_too_large_a_tree_is_refused_before_its_prefixes_are_made(
     paths: list[Path], form: Literal["auto", "candidates"]
 ) -> None:
-    began_s = time.process_time()
+    tracemalloc.start()
     with pytest.raises(TreeError, match="at most 1024 nodes"):
         ChoiceTree.parse(paths, form=form)
-    assert time.process_time() - began_s < 2.0
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 64 << 20
 
 
 @given(paths(), st.randoms())
@@ -79,31 +81,13 @@ def test_a_trees_shape_has_its_paths(nodes: set[Path]) -> None:
         assert tuple(tree.ranks[i] for i in tree.shape.path_to(node)) == path
 
 
-@given(paths(), st.data())
-def test_a_gap_is_refused_by_its_path(nodes: set[Path], data: st.DataObject) -> None:
-    inner = sorted({p[:-1] for p in nodes if len(p) > 1})
-    if not inner:
-        return
-    removed = data.draw(st.sampled_from(inner))
-    orphan = min(p for p in nodes if p[:-1] == removed)
-    with pytest.raises(TreeError, match="gap") as caught:
-        ChoiceTree.parse([list(p) for p in nodes - {removed}], form="candidates")
-    assert str(list(removed)) in str(caught.value) or str(list(orphan)) in str(caught.value)
-
-
-@given(paths(), st.data())
-def test_a_tree_deeper_or_wider_than_its_drafter_is_refused(
-    nodes: set[Path], data: st.DataObject
-) -> None:
-    tree = ChoiceTree.parse([list(p) for p in nodes], form="candidates")
-    tree.check_fits(depth=tree.depth, ranks=tree.max_rank + 1, what="the drafter")
-    deepest = next(p for p in tree.paths if len(p) == tree.depth)
-    with pytest.raises(TreeError, match=f"depth {tree.depth}") as caught:
-        tree.check_fits(depth=tree.depth - 1, ranks=10, what="the drafter")
-    assert str(list(deepest)) in str(caught.value) and str(tree.depth - 1) in str(caught.value)
-    if tree.max_rank:
-        with pytest.raises(TreeError, match=f"rank {tree.max_rank}"):
-            tree.check_fits(depth=9, ranks=tree.max_rank, what="the drafter")
+def test_a_tree_deeper_or_wider_than_its_drafter_is_refused() -> None:
+    tree = ChoiceTree.parse(NODES)
+    tree.check_fits(depth=4, ranks=2, what="the drafter")
+    with pytest.raises(TreeError, match=r"\[0, 0, 0, 0\] has depth 4, but the drafter drafts 3"):
+        tree.check_fits(depth=3, ranks=2, what="the drafter")
+    with pytest.raises(TreeError, match="uses rank 1, but the drafter offers ranks 0 to 0"):
+        tree.check_fits(depth=4, ranks=1, what="the drafter")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engine.config import PositiveShare, Share, setting
+from engine.config import PositiveUnitFloat, UnitFloat, setting
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.lookup.paths import most_probable_tree
@@ -35,10 +35,10 @@ class MedusaTraining(TrainSettings):
         5, "Heads", "number of heads: how many tokens ahead are guessed", ge=1, le=16
     )
     layers: int = setting(1, "Layers per head", "residual blocks per head", ge=1, le=8)
-    depth_decay: PositiveShare = setting(
+    depth_decay: PositiveUnitFloat = setting(
         0.8, "Loss decay", "weight of a head's loss relative to the head before it"
     )
-    soft_weight: Share = setting(
+    soft_weight: UnitFloat = setting(
         0.5,
         "Distillation weight",
         "weight of the target's distribution in the loss; the rest is the text's token",
