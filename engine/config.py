@@ -27,6 +27,9 @@ from engine.safe_text import short
 
 MAX_FAULTS = 4
 """The most faults that one sentence names."""
+UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveUnitFloat = Annotated[float, Field(gt=0.0, le=1.0)]
+"""From 0 to 1; above 0."""
 
 
 class Settings(BaseModel):
@@ -129,20 +132,13 @@ class Sampling(Settings):
         0.0, "Temperature", "0 = greedy (argmax)", ge=0.0, le=10.0, allow_inf_nan=False
     )
     top_k: int = setting(0, "Top-k", "keep the k likeliest tokens; 0 = all", ge=0, le=1_000_000)
-    top_p: float = setting(
-        1.0,
-        "Top-p",
-        "keep the smallest set with this much probability",
-        gt=0.0,
-        le=1.0,
-        allow_inf_nan=False,
+    top_p: PositiveUnitFloat = setting(
+        1.0, "Top-p", "keep the smallest set with this much probability", allow_inf_nan=False
     )
-    min_p: float = setting(
+    min_p: UnitFloat = setting(
         0.0,
         "Min-p",
         "keep tokens with at least this share of the best one's probability; 0 = all",
-        ge=0.0,
-        le=1.0,
         allow_inf_nan=False,
     )
     verification: Literal["block", "token"] = setting(

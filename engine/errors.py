@@ -1,15 +1,5 @@
 """Errors that a user can cause, one class for each that a caller may want to catch.
 
-    PlaygroundError
-    ├── ConfigError        a setting is unknown, of the wrong type or out of range
-    │   └── TreeError      a choice tree is malformed or does not fit the drafter
-    ├── SourceError        weights could not be found, fetched or trusted
-    ├── TargetError        the model cannot serve as a target here
-    │   └── OutOfMemoryError  it needs more memory than the device has
-    ├── DrafterError       the drafter does not fit the target
-    │   └── VocabularyError  … because the two vocabularies differ
-    └── PromptError        the prompt is empty, too long or not renderable
-
 Every message is one or two sentences: what is wrong with which value, then what to do.
 """
 

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
@@ -167,10 +168,8 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 def first_divergence(ours: Sequence[int], reference: Sequence[int]) -> int | None:
     """Index of the first token that differs or is missing on one side; None if they are equal."""
-    for index, (token, expected) in enumerate(zip(ours, reference, strict=False)):
-        if token != expected:
-            return index
-    return None if len(ours) == len(reference) else min(len(ours), len(reference))
+    pairs = enumerate(zip_longest(ours, reference))
+    return next((index for index, (token, expected) in pairs if token != expected), None)
 
 
 def common_len(one: Sequence[int], other: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.config import Settings, setting
+from engine.config import PositiveUnitFloat, Settings, UnitFloat, setting
 from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.model.checkpoints import INT8_QUANTIZATION, quantize, read_checkpoint
@@ -42,24 +42,16 @@ class TrainSettings(Settings):
     packs_per_step: int = setting(
         2, "Forwards per step", "packs of that many tokens per optimizer step", ge=1, le=1024
     )
-    learning_rate: float = setting(
-        1e-3,
-        "Peak learning rate",
-        "highest learning rate, reached after the warm-up",
-        gt=0.0,
-        le=1.0,
+    learning_rate: PositiveUnitFloat = setting(
+        1e-3, "Peak learning rate", "highest learning rate, reached after the warm-up"
     )
     warmup_share: float = setting(
         0.04, "Warm-up", "share of the steps in which the learning rate rises", ge=0.0, le=0.9
     )
-    final_rate_share: float = setting(
-        0.05,
-        "Final learning rate",
-        "learning rate at the end of the cosine, relative to the peak",
-        ge=0.0,
-        le=1.0,
+    final_rate_share: UnitFloat = setting(
+        0.05, "Final learning rate", "learning rate at the end of the cosine, relative to the peak"
     )
-    weight_decay: float = setting(0.01, "Weight decay", "AdamW's weight decay", ge=0.0, le=1.0)
+    weight_decay: UnitFloat = setting(0.01, "Weight decay", "AdamW's weight decay")
     clip: float = setting(
         1.0, "Gradient clipping", "gradients of a larger norm are scaled down to it", gt=0.0, le=1e6
     )

@@ -142,8 +142,13 @@ class RankTable:
             about={**self.about, "sources": [sources[i] for i in texts]},
         )
 
-    def limited_to(self, max_depth: int | None, max_width: int | None) -> RankTable:
-        """Without greater depths and higher ranks; None = no limit."""
+    def limited_to(
+        self, *, max_depth: int | None = None, max_width: int | None = None
+    ) -> RankTable:
+        """Without greater depths and further ranks. Raises ConfigError: a limit is below 1."""
+        for name, limit in (("max_depth", max_depth), ("max_width", max_width)):
+            if limit is not None and limit < 1:
+                raise ConfigError(f"{name} must be at least 1, got {limit}.")
         width = min(max_width or self.num_ranks, self.num_ranks)
         ranks = self.ranks[:, :max_depth]
         return replace(self, ranks=np.where(ranks < width, ranks, NO_RANK), num_ranks=width)

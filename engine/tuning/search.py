@@ -37,31 +37,19 @@ class BestTree:
     mat: float
 
 
-def best_trees(
-    table: RankTable,
-    ns: Sequence[int],
-    *,
-    max_depth: int | None = None,
-    max_width: int | None = None,
-) -> tuple[BestTree, ...]:
-    """The best tree of each size, in the order given; a larger one is never worse.
+def best_trees(table: RankTable, ns: Sequence[int]) -> tuple[BestTree, ...]:
+    """The best tree of each size in draft nodes, in the order given; a larger one is never worse.
 
-    A tree has fewer nodes where no further path was ever right.
+    A tree has fewer nodes where no further path was ever right. `RankTable.limited_to` bounds depth
+    and ranks.
 
-    Args:
-        ns: sizes in draft nodes.
-        max_depth: of a path; None = the table's.
-        max_width: number of ranks that may be used; None = all of the table's.
-
-    Raises ConfigError: a bound is out of range, or the drafter was never right.
+    Raises ConfigError: a size is out of range, or the drafter was never right.
     """
     if not table.depths:
         raise ConfigError("This drafter looks up chains; there is no tree to choose.")
     for n in ns:
-        _check("Nodes", n, MAX_NODES)
-    _check("max_depth", max_depth)
-    _check("max_width", max_width)
-    table = table.limited_to(max_depth, max_width)
+        if not 1 <= n <= MAX_NODES:
+            raise ConfigError(f"Nodes must be in [1, {MAX_NODES}], got {n}.")
     paths = most_frequent_paths(table, np.arange(table.num_positions), max(ns))
     if not paths:
         raise ConfigError(
@@ -84,14 +72,9 @@ def best_trees(
 
 
 def fastest_trees(
-    table: RankTable,
-    ns: Sequence[int],
-    tok_s: Callable[[BestTree], float],
-    *,
-    max_depth: int | None = None,
-    max_width: int | None = None,
+    table: RankTable, ns: Sequence[int], tok_s: Callable[[BestTree], float]
 ) -> tuple[BestTree, ...]:
-    """The tree of each size with the highest predicted speed; arguments as for `best_trees`.
+    """The tree of each size with the highest predicted speed; otherwise as `best_trees`.
 
     For targets where each level costs time beside its rows: the best trees of every depth and the
     best chains compete.
@@ -99,17 +82,11 @@ def fastest_trees(
     Args:
         tok_s: the predicted speed.
     """
-    candidates = [best_trees(table, ns, max_depth=max_depth, max_width=max_width)]
+    candidates = [best_trees(table, ns)]
     deepest = max(best.tree.depth for best in candidates[0])
-    bounds = [(depth, max_width) for depth in range(1, deepest)] + [(max_depth, 1)]
-    candidates += [best_trees(table, ns, max_depth=d, max_width=w) for d, w in bounds]
+    shallower = [table.limited_to(max_depth=depth) for depth in range(1, deepest)]
+    candidates += [best_trees(each, ns) for each in (*shallower, table.limited_to(max_width=1))]
     return tuple(max(same_size, key=tok_s) for same_size in zip(*candidates, strict=True))
-
-
-def _check(name: str, value: int | None, upper: int | None = None) -> None:
-    if value is not None and (value < 1 or value > (upper or value)):
-        rule = f"in [1, {upper}]" if upper else "at least 1"
-        raise ConfigError(f"{name} must be {rule}, got {value}.")
 
 
 def most_frequent_paths(table: RankTable, rows: np.ndarray, n: int) -> tuple[Path, ...]:

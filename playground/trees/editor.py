@@ -64,11 +64,6 @@ class TreeRequest(Settings):
             raise ConfigError(f"{field} is missing. Pick one from the list.")
         return value
 
-    @property
-    def bounds(self) -> dict[str, Any]:
-        """Limits of the search for the best tree."""
-        return self.model_dump(include={"max_depth", "max_width"})
-
 
 class TreeEditor:
     """Answers the page: its requests are the public methods, which return plain JSON.
@@ -153,14 +148,15 @@ class TreeEditor:
     def _best(self, request: TreeRequest, sizes: Sequence[int]) -> tuple[BestTree, ...]:
         """The best tree of every size: by MAT, or where depth costs time by tok/s."""
         method, table = self._method(request), self._table(request).only(request.category)
+        table = table.limited_to(max_depth=request.max_depth, max_width=request.max_width)
         latency = self._host.experience.step_latency(method.target, method.config)
         if latency is None or latency.verify.trees is None:
-            return best_trees(table, sizes, **request.bounds)
+            return best_trees(table, sizes)
 
         def tok_s(point: BestTree) -> float:
             return latency.predict_config(method.config.with_tree(point.tree), point.mat).tok_s
 
-        return fastest_trees(table, sizes, tok_s, **request.bounds)
+        return fastest_trees(table, sizes, tok_s)
 
     # ---- trees in and out
 

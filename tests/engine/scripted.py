@@ -1,20 +1,35 @@
-"""A drafter that is right or wrong at will on any tree, and random trees to walk over."""
+"""Drafters that are right or wrong at will, random trees, and the law of what is written."""
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from scipy.stats import chisquare
 
+from engine.accept import Rule, VerifiedTree
+from engine.config import Sampling
+from engine.constraint import Constraint
 from engine.drafters.base import Drafter, Start
 from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput
+from engine.sampling import SeededDraws, probabilities
 from engine.tree import TreeShape
 
+ALPHA = 1e-4
+"""A law of samples is refuted by a smaller p-value."""
 Parents = list[int]
+TREES: dict[str, Parents] = {
+    "chain": [-1, 0, 1],
+    "siblings": [-1, 0, 0, 0],
+    "tree": [-1, 0, 0, 1, 1, 2],
+    "every-token": [-1, 0, 0, 0, 0, 0, 1, 1],
+}
 ALL = Needs(hidden=True, layers=(0, 2, 3))
 """Every feature that a tiny model can show."""
 
@@ -123,38 +138,6 @@ class ScriptedDrafter(Drafter):
         self.finished = True
 
 
-class SamplingDrafter(Drafter):
-    """Draws a tree's tokens from `law(path)` without replacement and says so in `DraftDists`.
-
-    `likeliest` takes each node's likeliest tokens instead: a deterministic tree.
-    """
-
-    def __init__(
-        self,
-        parents: Parents,
-        law: Callable[[tuple[int, ...]], torch.Tensor],
-        *,
-        likeliest: bool = False,
-    ) -> None:
-        self.tree = TreeShape(parents)
-        self.law = law
-        self.likeliest = likeliest
-        self.generator = torch.Generator().manual_seed(1)
-        self.root = 0
-
-    def start(self, start: Start) -> None:
-        self.root = start.root
-
-    def propose(self, budget: Budget) -> Proposal:
-        tokens, dists = draw_tree(
-            self.tree, self.law, self.root, self.generator, likeliest=self.likeliest
-        )
-        return Proposal(torch.tensor(tokens), self.tree, dists=dists)
-
-    def observe(self, outcome: Outcome) -> None:
-        self.root = outcome.committed[-1]
-
-
 def draw_tree(
     tree: TreeShape,
     law: Callable[[tuple[int, ...]], torch.Tensor],
@@ -182,3 +165,69 @@ def draw_tree(
     if likeliest or not rows:
         return tokens, None
     return tokens, DraftDists(torch.stack(rows), row_of_parent)
+
+
+# ---- laws of samples
+
+Pair = tuple[int, int]
+Logits = Callable[[tuple[int, ...]], torch.Tensor]
+"""A path of tokens, root first → `(vocab,)` logits of what follows it."""
+
+
+@functools.cache
+def random_logits(path: tuple[int, ...], count: int, *, seed: int) -> torch.Tensor:
+    """`(count,)` standard normal numbers that depend on the path alone."""
+    seed += sum((token + 1) * 300**i for i, token in enumerate(path))
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def first_two_tokens(
+    proposal: Proposal,
+    target_logits: Logits,
+    rule: Rule,
+    sampling: Sampling,
+    draws: SeededDraws,
+    constraint: Constraint | None = None,
+) -> Pair:
+    """The two tokens after root 0, of a text that begins with one verified step."""
+    constraint = constraint or Constraint()
+    proposal = constraint.prune(proposal, max_depth=2)
+    tokens, shape = proposal.tokens.tolist(), proposal.shape
+    paths = [tuple(tokens[i] for i in (0, *shape.path_to(n))) for n in range(len(shape))]
+    output = constraint.mask(TargetOutput(torch.stack([target_logits(path) for path in paths])))
+    accepted = rule(VerifiedTree(tokens, shape, output.logits, proposal.dists), draws)
+    first, *more = [*(tokens[node] for node in accepted.path), accepted.next_token]
+    if more:
+        return first, more[0]
+    constraint.commit([first])
+    alone = constraint.mask(TargetOutput(target_logits((0, first))[None]))
+    return first, draws.pick(probabilities(alone.logits[0], sampling))
+
+
+def law_of_two(
+    target_logits: Logits, sampling: Sampling, firsts: Sequence[int], seconds: Sequence[int]
+) -> dict[Pair, float]:
+    """The target's law of the two tokens after root 0, held to these."""
+
+    def held_to(tokens: Sequence[int], path: tuple[int, ...]) -> dict[int, float]:
+        chances = probabilities(target_logits(path)[list(tokens)], sampling).tolist()
+        return dict(zip(tokens, chances, strict=True))
+
+    law: dict[Pair, float] = {}
+    for first, mass in held_to(firsts, (0,)).items():
+        law |= {(first, x): mass * p for x, p in held_to(seconds, (0, first)).items()}
+    return law
+
+
+def chi_square(seen: Counter[Any], law: Mapping[Any, float]) -> float:
+    """The p-value of outcomes against their law; the rare ones are taken together."""
+    possible = {outcome: mass for outcome, mass in law.items() if mass > 0}
+    assert set(seen) <= set(possible)
+    scale = seen.total() / sum(possible.values())
+    usual = [outcome for outcome, mass in possible.items() if scale * mass >= 5]
+    groups = [[outcome] for outcome in usual]
+    if rare := [outcome for outcome in possible if outcome not in usual]:
+        groups.append(rare)
+    observed = [sum(seen[outcome] for outcome in group) for group in groups]
+    expected = [scale * sum(possible[outcome] for outcome in group) for group in groups]
+    return float(chisquare(observed, expected).pvalue)

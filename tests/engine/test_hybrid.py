@@ -23,8 +23,7 @@ from engine.steps import Step
 from engine.tree import TreeShape
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.judges import few_tokens, p_value, slow, write
-from tests.engine.scripted import ScriptedDrafter, random_parents, tokens_of
-from tests.engine.test_sampling import ALPHA
+from tests.engine.scripted import ALPHA, ScriptedDrafter, random_parents, tokens_of
 from tests.engine.test_verify_tree import (
     SHAPES,
     SOME_FAMILIES,

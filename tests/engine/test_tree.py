@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import tracemalloc
 from typing import Literal
 
 import pytest
@@ -51,10 +51,12 @@ def test_leaves_and_candidates_of_the_documented_tree_are_the_same_tree() -> Non
 def test_too_large_a_tree_is_refused_before_its_prefixes_are_made(
     paths: list[Path], form: Literal["auto", "candidates"]
 ) -> None:
-    began_s = time.process_time()
+    tracemalloc.start()
     with pytest.raises(TreeError, match="at most 1024 nodes"):
         ChoiceTree.parse(paths, form=form)
-    assert time.process_time() - began_s < 2.0
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 64 << 20
 
 
 @given(paths(), st.randoms())
@@ -62,54 +64,30 @@ def test_every_form_of_a_tree_reads_back_as_the_same_tree(nodes: set[Path], rng:
     shuffled = sorted(nodes)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
     tree = ChoiceTree.parse([list(p) for p in shuffled], form="candidates")
-    assert set(tree.paths) == nodes
     assert list(tree.paths) == sorted(nodes, key=lambda p: (len(p), p))
-    forms = [tree.as_lists(), tree.paths, str(tree.as_lists()), str(tree.paths)]
-    for value in forms:
+    for value in (tree.as_lists(), tree.paths, str(tree.as_lists()), str(tree.paths)):
         assert ChoiceTree.parse(value, form="candidates") == tree
+    assert set(tree.leaves) == nodes - {path[:-1] for path in nodes}
     assert ChoiceTree.parse([list(p) for p in tree.leaves]) == tree
     assert ChoiceTree.parse(tree.as_lists()) == tree
 
 
 @given(paths())
 def test_a_trees_shape_has_its_paths(nodes: set[Path]) -> None:
-    tree = ChoiceTree.parse([list(p) for p in nodes], form="candidates")
-    shape = tree.shape
-    assert len(shape) == len(nodes) + 1
+    tree = ChoiceTree.of(nodes)
+    assert len(tree.shape) == len(nodes) + 1
     for node, path in enumerate(tree.paths, start=1):
-        assert shape.depths[node] == len(path)
-        walked = tuple(tree.paths[i - 1][-1] for i in shape.path_to(node))
-        assert walked == path
-        assert tree.ranks[node] == path[-1]
-    ends = {path for path in nodes if not any(p[:-1] == path for p in nodes)}
-    assert set(tree.leaves) == ends
+        assert tree.shape.depths[node] == len(path)
+        assert tuple(tree.ranks[i] for i in tree.shape.path_to(node)) == path
 
 
-@given(paths(), st.data())
-def test_a_gap_is_refused_by_its_path(nodes: set[Path], data: st.DataObject) -> None:
-    inner = sorted({p[:-1] for p in nodes if len(p) > 1})
-    if not inner:
-        return
-    removed = data.draw(st.sampled_from(inner))
-    orphan = min(p for p in nodes if p[:-1] == removed)
-    with pytest.raises(TreeError, match="gap") as caught:
-        ChoiceTree.parse([list(p) for p in nodes - {removed}], form="candidates")
-    assert str(list(removed)) in str(caught.value) or str(list(orphan)) in str(caught.value)
-
-
-@given(paths(), st.data())
-def test_a_tree_deeper_or_wider_than_its_drafter_is_refused(
-    nodes: set[Path], data: st.DataObject
-) -> None:
-    tree = ChoiceTree.parse([list(p) for p in nodes], form="candidates")
-    tree.check_fits(depth=tree.depth, ranks=tree.max_rank + 1, what="the drafter")
-    deepest = next(p for p in tree.paths if len(p) == tree.depth)
-    with pytest.raises(TreeError, match=f"depth {tree.depth}") as caught:
-        tree.check_fits(depth=tree.depth - 1, ranks=10, what="the drafter")
-    assert str(list(deepest)) in str(caught.value) and str(tree.depth - 1) in str(caught.value)
-    if tree.max_rank:
-        with pytest.raises(TreeError, match=f"rank {tree.max_rank}"):
-            tree.check_fits(depth=9, ranks=tree.max_rank, what="the drafter")
+def test_a_tree_deeper_or_wider_than_its_drafter_is_refused() -> None:
+    tree = ChoiceTree.parse(NODES)
+    tree.check_fits(depth=4, ranks=2, what="the drafter")
+    with pytest.raises(TreeError, match=r"\[0, 0, 0, 0\] has depth 4, but the drafter drafts 3"):
+        tree.check_fits(depth=3, ranks=2, what="the drafter")
+    with pytest.raises(TreeError, match="uses rank 1, but the drafter offers ranks 0 to 0"):
+        tree.check_fits(depth=4, ranks=1, what="the drafter")
 
 
 @pytest.mark.parametrize(
@@ -161,10 +139,8 @@ def test_a_cut_proposal_keeps_the_nodes_up_to_the_depth(nodes: set[Path], max_de
     cut = whole.cut(max_depth)
     kept = [0, *(i for i, p in enumerate(tree.paths, start=1) if len(p) <= max_depth)]
     assert cut.tokens.tolist() == kept
-    assert (
-        cut.draft_probs is not None
-        and cut.draft_probs.tolist() == (torch.tensor(kept) / n).tolist()
-    )
+    assert cut.draft_probs is not None
+    assert cut.draft_probs.tolist() == (torch.tensor(kept) / n).tolist()
     assert list(cut.ranks or ()) == [tree.ranks[i] for i in kept]
     parents = [kept[p] if p >= 0 else -1 for p in cut.shape.parents]
     assert parents == [tree.shape.parents[i] for i in kept]
@@ -186,9 +162,3 @@ def test_merged_beams_are_one_tree_without_equal_siblings(beams: list[list[int]]
     for children in shape.children:
         siblings = [tokens[c - 1] for c in children]
         assert len(siblings) == len(set(siblings))
-
-
-def test_merging_follows_the_worked_example() -> None:
-    tokens, shape, nodes = merge_prefixes([[5, 6], [5, 7], [8]])
-    assert (tokens, shape.parents) == ([5, 6, 7, 8], (-1, 0, 1, 1, 0))
-    assert nodes == [[1, 2], [1, 3], [4]]

@@ -39,18 +39,6 @@ def depth_of(parents: Parents, node: int) -> int:
     return 0 if node == 0 else 1 + depth_of(parents, parents[node])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_node_sees_itself_and_its_ancestors(seed: int) -> None:
-    rng = random.Random(seed)
-    parents = random_parents(rng, rng.randint(1, 40))
-    shape = TreeShape(parents)
-    n = len(parents)
-    brute_force = [[sees(parents, i, j) for j in range(n)] for i in range(n)]
-    assert shape.ancestors.tolist() == brute_force
-    assert shape.depths.tolist() == [depth_of(parents, i) for i in range(n)]
-    assert shape.is_chain == all(parents[i] == i - 1 for i in range(n))
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("committed", [0, 3, 11, 30])
 def test_the_mask_is_ancestry_within_the_window(seed: int, committed: int) -> None:
@@ -69,18 +57,6 @@ def test_the_mask_is_ancestry_within_the_window(seed: int, committed: int) -> No
         near = [see and at - places[k] < window for k, see in enumerate(full)]
         assert masks["full_attention"][0, 0, q].tolist() == full
         assert masks["sliding_attention"][0, 0, q].tolist() == near
-
-
-def test_a_truncated_cache_goes_on_as_if_the_rest_had_not_been() -> None:
-    target, rng = tiny_target(), random.Random(2)
-    text = tokens_of(rng, 30)
-    cache = target.new_cache(64)
-    target.prefill(text, cache, Needs())
-    cache.truncate(50)
-    assert cache.length == 30
-    cache.truncate(12)
-    shown = target.prefill([1, 2, 3], cache, Needs())
-    assert_close(shown.logits[-1], plain_logits(target, [*text[:12], 1, 2, 3]))
 
 
 def plain_logits(target: Target, token_ids: list[int]) -> torch.Tensor:

@@ -139,21 +139,3 @@ def test_example_steps_go_through_the_node(scripts: Scripts) -> None:
     assert all(table.ranks[row][:2].tolist() == [0, 0] for row in rows)
     missed = set(steps) - set(rows)
     assert all(table.ranks[row][:2].tolist() != [0, 0] for row in missed)
-
-
-def test_a_large_replay_takes_milliseconds(scripts: Scripts) -> None:
-    tree = random_tree(64, depth=5, ranks=8, seed=0)
-    median_ms = scripts.evaluate(
-        """([packed, paths], { model, replay }) => {
-          const table = replay.unpackTable(packed), made = new model.Choices(paths), taken = [];
-          for (let i = 0; i < 15; i += 1) {
-            const began = performance.now();
-            replay.replayTree(table, made);
-            taken.push(performance.now() - began);
-          }
-          return taken.sort((a, b) => a - b)[7];
-        }""",
-        [pack(made_up_table()), tree.as_lists()],
-        *MODULES,
-    )
-    assert median_ms < 25

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from engine.config import Settings
+from engine.config import Settings, UnitFloat
 from engine.errors import PromptError
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ class CorpusSettings(Settings):
     answer_tokens: int = Field(
         160, ge=8, le=8192, description="maximum number of tokens per answer"
     )
-    given_share: float = Field(
-        0.5, ge=0.0, le=1.0, description="share of dialogues from --prompts, where there are any"
+    given_share: UnitFloat = Field(
+        0.5, description="share of dialogues from --prompts, where there are any"
     )
 
 
@@ -127,7 +127,7 @@ class DialogueTemplates(Settings):
         description="share of each category", min_length=1
     )
     openings: dict[str, _Texts] = Field(description="user turns of each category")
-    follow_up_shares: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = Field(
+    follow_up_shares: dict[str, UnitFloat] = Field(
         description="share of a category's dialogues that have a second turn"
     )
     follow_ups: _Texts = Field(description="second user turns")

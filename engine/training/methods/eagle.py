@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from engine.config import setting
+from engine.config import PositiveUnitFloat, setting
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, load_eagle3
 from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
@@ -41,15 +41,13 @@ _MLP_RATIO = 4
 
 
 class _EagleTraining(TrainSettings):
-    depth_decay: float = setting(
-        0.8, "Loss decay", "weight of a depth's loss relative to the one before it", gt=0.0, le=1.0
+    depth_decay: PositiveUnitFloat = setting(
+        0.8, "Loss decay", "weight of a depth's loss relative to the one before it"
     )
-    chain_share: float = setting(
+    chain_share: PositiveUnitFloat = setting(
         1.0,
         "Unrolled positions",
         "share of positions that are unrolled beyond the first depth; less is faster",
-        gt=0.0,
-        le=1.0,
     )
     intermediate_size: int | None = setting(
         None, "MLP size", "width of the head's MLP; None = the target's", ge=1, le=1 << 17

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engine.config import setting
+from engine.config import PositiveUnitFloat, UnitFloat, setting
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.lookup.paths import most_probable_tree
@@ -35,15 +35,13 @@ class MedusaTraining(TrainSettings):
         5, "Heads", "number of heads: how many tokens ahead are guessed", ge=1, le=16
     )
     layers: int = setting(1, "Layers per head", "residual blocks per head", ge=1, le=8)
-    depth_decay: float = setting(
-        0.8, "Loss decay", "weight of a head's loss relative to the head before it", gt=0.0, le=1.0
+    depth_decay: PositiveUnitFloat = setting(
+        0.8, "Loss decay", "weight of a head's loss relative to the head before it"
     )
-    soft_weight: float = setting(
+    soft_weight: UnitFloat = setting(
         0.5,
         "Distillation weight",
         "weight of the target's distribution in the loss; the rest is the text's token",
-        ge=0.0,
-        le=1.0,
     )
     nodes: int = setting(63, "Tree nodes", "size of the tree used when evaluating", ge=1, le=256)
 

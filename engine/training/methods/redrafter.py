@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engine.config import setting
+from engine.config import PositiveUnitFloat, setting
 from engine.drafters.heads.checkpoint import published_tensors
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -41,8 +41,8 @@ class ReDrafterTraining(TrainSettings):
         ge=2,
         le=1 << 15,
     )
-    depth_decay: float = setting(
-        0.9, "Loss decay", "weight of a depth's loss relative to the one before it", gt=0.0, le=1.0
+    depth_decay: PositiveUnitFloat = setting(
+        0.9, "Loss decay", "weight of a depth's loss relative to the one before it"
     )
     beam_width: int = setting(4, "Beams", "number of beams when evaluating", ge=1, le=50)
     beam_length: int = setting(5, "Beam length", "beam length when evaluating", ge=2, le=17)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction, To
 from engine.training.methods import METHODS, training_settings
 from engine.training.methods.eagle import new_eagle1_head, new_eagle3_head
 from engine.training.methods.eagle_unroll import unroll
-from engine.training.packs import Pack, Teacher, frequent_tokens, make_packs
+from engine.training.packs import Pack, Teacher, frequent_tokens, make_packs, split_held_out
 from tests.engine.drafters.judges import slow
 from tests.models import tiny_target
 
@@ -47,10 +49,11 @@ def pack_loss(
     return student.compute_loss(pack, generator)
 
 
-def read(target: Target, corpus: Corpus, *, dialogues: int = 3) -> Pack:
+def read(target: Target, corpus: Corpus) -> Pack:
+    """The first three dialogues."""
     everything = Vocabulary(None, target.vocab_size)
     teacher = Teacher(target, corpus, LAYERS, everything, answers_only=True)
-    pack = teacher.read(corpus.entries[:dialogues])
+    pack = teacher.read(corpus.entries[:3])
     teacher.close()
     return pack
 
@@ -77,6 +80,10 @@ def test_dialogues_of_a_pack_do_not_see_each_other(
         torch.testing.assert_close(pack.layers[rows], shown.layers, atol=1e-4, rtol=1e-4)
         assert pack.positions[rows].tolist() == list(range(entry.length))
         start += entry.length
+        best, likely = shown.logits[-1].float().softmax(dim=-1).topk(16), pack.teacher
+        assert set(likely.indices[start - 1].tolist()) == set(best.indices.tolist())
+        probs = best.values / best.values.sum()
+        torch.testing.assert_close(likely.probs[start - 1], probs, atol=1e-4, rtol=1e-3)
 
 
 def test_only_answers_are_wanted(target: Target, corpus: Corpus) -> None:
@@ -163,26 +170,24 @@ def test_fewer_chains_judge_fewer_rows_beyond_the_first_depth(
     assert every[0] == sum(spans)
 
 
-def test_packs_hold_every_dialogue_once_and_keep_their_size(corpus: Corpus) -> None:
-    packs = make_packs(corpus.entries, 300, seed=3)
-    numbers = [entry.number for pack in packs for entry in pack]
-    assert sorted(numbers) == sorted(entry.number for entry in corpus.entries)
+def test_packs_keep_their_size_and_hold_once_every_dialogue_that_is_not_held_out(
+    corpus: Corpus,
+) -> None:
+    train, held_out = split_held_out(corpus, len(corpus.entries))
+    packs = make_packs(train, 300, seed=3)
+    numbers = [entry.number for entry in [*held_out, *itertools.chain(*packs)]]
+    assert held_out and sorted(numbers) == sorted(entry.number for entry in corpus.entries)
     assert all(len(p) == 1 or sum(e.length for e in p) <= 300 for p in packs)
-    assert packs == make_packs(list(reversed(corpus.entries)), 300, seed=3)
+    assert packs == make_packs(list(reversed(train)), 300, seed=3)
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most(target: Target, corpus: Corpus) -> None:
-    ids = frequent_tokens(corpus.entries, 20, target.vocab_size)
-    counts = torch.zeros(target.vocab_size)
-    for entry in corpus.entries:
-        tokens = torch.from_numpy(entry.token_ids)
-        for start, end in entry.spans:
-            counts += torch.bincount(tokens[start:end], minlength=target.vocab_size)
-    others = torch.ones(target.vocab_size, dtype=torch.bool)
-    others[ids] = False
-    assert len(ids.unique()) == len(ids) == 20
-    assert counts[ids].tolist() == sorted(counts[ids].tolist(), reverse=True)
-    assert counts[ids].min() >= counts[others].max()
+    ids = frequent_tokens(corpus.entries, 20, target.vocab_size).tolist()
+    answers = (e.token_ids[start:end].tolist() for e in corpus.entries for start, end in e.spans)
+    uses = Counter(itertools.chain(*answers))
+    chosen = [uses[token] for token in ids]
+    assert len(set(ids)) == 20 and chosen == sorted(chosen, reverse=True)
+    assert chosen[-1] >= max(uses[token] for token in uses.keys() - {*ids})
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -272,14 +277,3 @@ def test_a_teacher_is_mixed_with_the_text() -> None:
     expected[1, [4, 7, 2]] = torch.tensor([0.2, 0.05, 0.5])
     torch.testing.assert_close(dense, expected)
     assert mixed.probs[0, 3] == 0.0  # a token is listed once
-
-
-def test_likely_tokens_are_the_targets_own(target: Target, corpus: Corpus) -> None:
-    pack = read(target, corpus, dialogues=1)
-    ids = corpus.entries[0].token_ids.tolist()
-    shown = target.prefill(ids, target.new_cache(len(ids)), Needs())
-    best = shown.logits[-1].float().softmax(dim=-1).topk(16)
-    assert set(pack.teacher.indices[-1].tolist()) == set(best.indices.tolist())
-    torch.testing.assert_close(
-        pack.teacher.probs[-1], best.values / best.values.sum(), atol=1e-4, rtol=1e-3
-    )

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from engine.config import Limits
+from engine.decode import decode
 from engine.drafters.base import Drafter, Start
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
+from engine.steps import End, Step
 from engine.tree import MAX_NODES, ChoiceTree
 from engine.tuning.controller import ControlledDrafter, DraftPlan
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.lazy_drafter import LazyDrafter
+from tests.models import plain_greedy, tiny_target
 
+PROMPT = [10, 20, 30, 40]
 FLAT = LatencyCurve((1, 64), (10.0, 10.0))
 STEEP = LatencyCurve((1, 64), (10.0, 640.0))
 
@@ -62,20 +68,31 @@ class OnAMachine(ControlledDrafter):
 
     def __init__(
         self,
-        inner: Oracle,
-        target: Target,
+        make: Callable[[Target, list[int]], Any],
         machine: LatencyCurve,
         *,
         curve: LatencyCurve | None = None,
         pace: Callable[[int], float] = lambda step: 1.0,
+        prompt: list[int] = PROMPT,
     ) -> None:
+        """`make`: the drafter of a target, and of the text that this writes after `prompt`."""
+        self._target, self._prompt = tiny_target(eos_token_id=None), prompt
+        self._output = plain_greedy(self._target, prompt, 250)
+        self.oracle = make(self._target, self._output)
         experience = Experience.new(curve or machine)
-        super().__init__(inner, target, experience, clock=self._now)
-        self._oracle, self._machine, self._pace = inner, machine, pace
+        super().__init__(self.oracle, self._target, experience, clock=self._now)
+        self._machine, self._pace = machine, pace
         self.verify_ms, self.plain_ms, self.step = 0.0, 0.0, 0
 
+    def write(self, tokens: int = 200) -> list[Step]:
+        """The steps of a text, which is plain decoding's."""
+        limits = Limits(max_new_tokens=tokens, ignore_eos=True)
+        *records, end = decode(self._target, self, self._prompt, limits=limits)
+        assert isinstance(end, End) and list(end.output_ids) == self._output[:tokens]
+        return [record for record in records if isinstance(record, Step)]
+
     def _now(self) -> float:
-        oracle = self._oracle
+        oracle = self.oracle
         drafts_ms = oracle.draft_ms * oracle.num_proposed + oracle.start_ms * oracle.num_started
         return (self.verify_ms + drafts_ms) / 1000
 

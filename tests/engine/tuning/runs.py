@@ -11,8 +11,9 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext, Drafter
-from engine.drafters.eagle.methods import EagleConfig
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.medusa import MedusaConfig
+from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Text
 from engine.model.target import Target
@@ -91,4 +92,6 @@ def golden(name: str) -> Case:
 _GOLDEN: dict[str, tuple[str, Any]] = {
     "medusa": ("medusa/case_a", MedusaConfig),
     "eagle": ("eagle/eagle1", EagleConfig),
+    "eagle3": ("eagle/eagle3", Eagle3Config),
+    "redrafter": ("redrafter/case_a_rnn", ReDrafterConfig),
 }

@@ -7,26 +7,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from engine.config import Limits, Sampling
-from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.combined import CombinedConfig, CombinedDrafter
+from engine.model.target import Target
 from engine.proposal import Budget, ExtraRows, Proposal
-from engine.steps import End, Step
 from engine.tree import ChoiceTree
 from engine.tuning.controller import ControlledDrafter, build_drafter
 from engine.tuning.costs import Costs
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.survival import Survival, TrackedDraft
-from tests.engine.tuning.controlled import FLAT, STEEP, OnAMachine, Oracle
-from tests.models import build_context, plain_greedy, tiny_target
+from tests.engine.tuning.controlled import FLAT, PROMPT, STEEP, OnAMachine, Oracle
+from tests.models import build_context, tiny_target
 
-PROMPT = [10, 20, 30, 40]
 NEVER: Callable[[int], bool] = lambda position: False  # noqa: E731
 ALWAYS: Callable[[int], bool] = lambda position: True  # noqa: E731
 
@@ -55,25 +53,10 @@ class Windowed(Oracle):
         return replace(proposal, extra=extra)
 
 
-def run(
-    machine: LatencyCurve,
-    right: Callable[[int], bool],
-    *,
-    tokens: int = 200,
-    kind: type[Oracle] = Oracle,
-    texts: int = 1,
-    **how: object,
-) -> tuple[list[Step], OnAMachine, Oracle]:
-    """The last text's steps; every text is checked against plain decoding."""
-    target = tiny_target(eos_token_id=None)
-    expected = plain_greedy(target, PROMPT, tokens + 20)
-    oracle = kind(target, expected, right)
-    drafter = OnAMachine(oracle, target, machine, **how)  # type: ignore[arg-type]
-    limits = Limits(max_new_tokens=tokens, ignore_eos=True)
-    for _ in range(texts):
-        *records, end = decode(target, drafter, PROMPT, limits=limits)
-        assert isinstance(end, End) and list(end.output_ids) == expected[:tokens]
-    return [record for record in records if isinstance(record, Step)], drafter, oracle
+def on_a_machine(
+    machine: LatencyCurve, right: Callable[[int], bool], kind: type[Oracle] = Oracle, **how: Any
+) -> OnAMachine:
+    return OnAMachine(lambda target, output: kind(target, output, right), machine, **how)
 
 
 def random_right(share: float) -> Callable[[int], bool]:
@@ -82,7 +65,7 @@ def random_right(share: float) -> Callable[[int], bool]:
     return lambda position: known[position]
 
 
-ADVERSARIES: dict[str, tuple[LatencyCurve, Callable[[int], bool], dict[str, object]]] = {
+ADVERSARIES: dict[str, tuple[LatencyCurve, Callable[[int], bool], dict[str, Any]]] = {
     "right for 20 steps, then never": (STEEP, lambda position: position < 60, {}),
     "never": (STEEP, NEVER, {}),
     "never, and slow": (FLAT, NEVER, {"kind": Slow}),
@@ -112,38 +95,41 @@ ADVERSARIES: dict[str, tuple[LatencyCurve, Callable[[int], bool], dict[str, obje
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_no_text_loses_more_than_it_may(name: str, texts: int) -> None:
     machine, right, how = ADVERSARIES[name]
-    _, drafter, _ = run(machine, right, texts=texts, **how)  # type: ignore[arg-type]
+    drafter = on_a_machine(machine, right, **how)
+    for _ in range(texts):
+        drafter.write()
     assert drafter.lost_ms <= 0.03 * drafter.plain_ms + 50
 
 
 def test_a_drafter_that_is_right_is_used_to_its_full_depth_from_the_second_step_on() -> None:
-    steps, drafter, _ = run(FLAT, ALWAYS)
-    drafted = [step.num_drafted for step in steps]
+    drafter = on_a_machine(FLAT, ALWAYS)
+    drafted = [step.num_drafted for step in drafter.write()]
     assert drafted[0] == 0 and sorted(drafted)[len(drafted) // 2] == 6
     assert drafter.lost_ms < -0.6 * drafter.plain_ms
 
 
 def test_what_never_pays_is_hardly_tried_and_does_not_run_meanwhile() -> None:
-    steps, _, oracle = run(STEEP, NEVER, tokens=230)
-    assert 2 <= oracle.num_proposed < 150, "it must look again from time to time"
+    drafter = on_a_machine(STEEP, NEVER)
+    steps = drafter.write(230)
+    assert 2 <= drafter.oracle.num_proposed < 150, "it must look again from time to time"
     assert sum(step.num_drafted > 0 for step in steps) < 10
     assert all(step.bypass == "not_worth_it" for step in steps if not step.num_drafted)
 
 
 def test_a_drafter_that_is_not_wanted_is_not_even_started() -> None:
-    _, _, oracle = run(FLAT, NEVER, tokens=60, kind=Slow, texts=3)
-    assert oracle.num_started == 1, "by the first text it is known what a draft takes"
+    drafter = on_a_machine(FLAT, NEVER, Slow)
+    for _ in range(3):
+        drafter.write(60)
+    assert drafter.oracle.num_started == 1, "by the first text it is known what a draft takes"
 
 
 def test_what_reading_took_on_a_busy_machine_does_not_keep_a_drafter_asleep_for_ever() -> None:
-    target = tiny_target(eos_token_id=None)
-    oracle = Oracle(target, plain_greedy(target, PROMPT, 220), ALWAYS)
-    drafter = OnAMachine(oracle, target, FLAT)
+    drafter = on_a_machine(FLAT, ALWAYS)
     drafter.experience.costs.prompt_token_ms = {"chain": 60.0}
     for text in range(20):
-        list(decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=200, ignore_eos=True)))
-        assert text or not oracle.num_started, "at first it is believed"
-    assert 5 < oracle.num_started < 19
+        drafter.write()
+        assert text or not drafter.oracle.num_started, "at first it is believed"
+    assert 5 < drafter.oracle.num_started < 19
     assert drafter.experience.costs.prompt_token_ms["chain"] < 20
 
 
@@ -151,32 +137,23 @@ class Reading(Oracle):
     start_ms = 15.0
 
 
-def test_reading_the_first_prompt_is_not_taken_for_the_time_of_a_draft() -> None:
-    target, prompt = tiny_target(eos_token_id=None), PROMPT * 10
-    reading = Reading(target, plain_greedy(target, prompt, 120), ALWAYS)
-    drafter = OnAMachine(reading, target, FLAT)
-    list(decode(target, drafter, prompt, limits=Limits(max_new_tokens=100, ignore_eos=True)))
+def test_reading_the_prompt_and_catching_up_are_charged_and_not_taken_for_a_drafts_time() -> None:
+    drafter = on_a_machine(FLAT, NEVER, Reading, prompt=PROMPT * 10)
     costs = drafter.experience.costs
-    assert costs.draft_ms("chain", 4) == pytest.approx(0.2)
-    assert costs.prompt_ms("chain", len(prompt)) == pytest.approx(15.0)
-
-
-def test_reading_the_prompt_and_catching_up_are_charged() -> None:
-    target, prompt = tiny_target(eos_token_id=None), PROMPT * 10
-    reading = Reading(target, plain_greedy(target, prompt, 120), NEVER)
-    drafter = OnAMachine(reading, target, FLAT)
     for text in range(2):
         before_ms = drafter.lost_ms
-        list(decode(target, drafter, prompt, limits=Limits(max_new_tokens=100, ignore_eos=True)))
-        assert reading.num_started == text + 1 and drafter.lost_ms > before_ms + 15
-        loss_ms = drafter.account.loss_ms(drafter.experience.costs.plain_ms)
+        drafter.write(100)
+        assert drafter.oracle.num_started == text + 1 and drafter.lost_ms > before_ms + 15
+        loss_ms = drafter.account.loss_ms(costs.plain_ms)
         assert loss_ms == pytest.approx(drafter.lost_ms - before_ms, abs=0.5)
-        drafter.experience.costs.prompt_token_ms.clear()  # else it would not start again
+        assert costs.draft_ms("chain", 4) == pytest.approx(0.2)
+        assert costs.prompt_ms("chain", 40) == pytest.approx(15.0)
+        costs.prompt_token_ms.clear()  # else it would not start again
 
 
 def test_no_more_is_drafted_than_pays() -> None:
-    steps, _, _ = run(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
-    late = [step.num_drafted for step in steps[20:-2] if step.num_drafted]
+    drafter = on_a_machine(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
+    late = [step.num_drafted for step in drafter.write()[20:-2] if step.num_drafted]
     assert late and sorted(late)[len(late) // 2] in (2, 3)
 
 
@@ -199,15 +176,17 @@ class ShortSighted(Oracle):
 
 def test_a_level_that_is_never_right_is_soon_no_longer_drafted() -> None:
     a_millisecond_a_row = LatencyCurve((1, 64), (10.0, 73.0))
-    steps, _, head = run(a_millisecond_a_row, ALWAYS, kind=ShortSighted)
-    assert isinstance(head, ShortSighted) and head.levels == 1
+    drafter = on_a_machine(a_millisecond_a_row, ALWAYS, ShortSighted)
+    steps = drafter.write()
+    assert drafter.oracle.levels == 1
     assert sum(step.num_committed == 2 for step in steps) > 0.8 * len(steps)
 
 
 def test_a_text_that_begins_to_repeat_itself_is_soon_drafted_whole() -> None:
     """Though only one token was right till then, and what was cut was not verified."""
     machine = LatencyCurve((1, 8), (10.0, 17.0))
-    steps, _, _ = run(machine, lambda position: position > 100 or position % 2 == 0, tokens=240)
+    right: Callable[[int], bool] = lambda position: position > 100 or position % 2 == 0  # noqa: E731
+    steps = on_a_machine(machine, right).write(240)
     ends = list(accumulate(len(step.committed) for step in steps))
     drafted = [step.num_drafted for step in steps]
     before = [num for num, end in zip(drafted, ends, strict=True) if 60 < end < 100 and num]
@@ -233,7 +212,9 @@ def test_a_draft_is_judged_by_the_text_as_far_as_that_goes() -> None:
 
 
 def test_experience_goes_on_from_text_to_text_and_is_kept(tmp_path: Path) -> None:
-    steps, drafter, _ = run(FLAT, ALWAYS, texts=2)
+    drafter = on_a_machine(FLAT, ALWAYS)
+    drafter.write()
+    steps = drafter.write()
     assert sum(step.num_drafted > 0 for step in steps[1:]) >= len(steps) - 3
     stored = drafter.experience.to_dict()
     assert Experience.new(FLAT, stored).to_dict() == stored
@@ -279,27 +260,29 @@ class Both(CombinedDrafter):
 
 def test_a_combination_copies_where_its_model_does_not_pay() -> None:
     """Each is judged by what its own drafts brought, also after texts in which the model lost."""
-    target = tiny_target(eos_token_id=None)
-    output = plain_greedy(target, PROMPT, 220)
-    copies, model = Unsure(target, output, ALWAYS), Slow(target, output, NEVER)
-    drafter = OnAMachine(Both(CombinedConfig(), copies, model), target, FLAT)  # type: ignore[arg-type]
-    limits = Limits(max_new_tokens=200, ignore_eos=True)
+
+    def make(target: Target, output: list[int]) -> Both:
+        copies, model = Unsure(target, output, ALWAYS), Slow(target, output, NEVER)
+        return Both(CombinedConfig(), copies, model)
+
+    drafter = OnAMachine(make, FLAT)
+    _, model = drafter.oracle.parts
     for _ in range(3):
         before, asked = drafter.lost_ms, model.num_proposed
-        *_, end = decode(target, drafter, PROMPT, limits=limits)
-        assert isinstance(end, End) and list(end.output_ids) == output[:200]
+        drafter.write()
     assert drafter.lost_ms - before < -0.3 * drafter.plain_ms / 3
     assert model.num_proposed == asked, "by then it is known that it loses"
     assert drafter.experience.speedup_of("copy").value > 1.5
 
 
 def test_every_step_says_what_was_expected_and_why() -> None:
-    steps, drafter, _ = run(FLAT, random_right(0.5))
+    drafter = on_a_machine(FLAT, random_right(0.5))
+    steps = drafter.write()
     assert all(step.decision and step.expected for step in steps)
     tokens = sum(step.expected[0] for step in steps if step.expected)
     seconds = sum(step.expected[1] for step in steps if step.expected)
     written = sum(len(step.committed) for step in steps)
-    took_s = (drafter.verify_ms + 0.2 * drafter._oracle.num_proposed) / 1000
+    took_s = (drafter.verify_ms + 0.2 * drafter.oracle.num_proposed) / 1000
     assert tokens / seconds == pytest.approx(written / took_s, rel=0.15)
 
 
@@ -349,20 +332,12 @@ def test_settings_of_earlier_versions_are_read() -> None:
     assert {parse_method(values).drafting for values in as_set} == {"as set"}
 
 
-def test_sampling_goes_on_under_the_controller() -> None:
-    drafter = build_drafter(
-        parse_method({"decoding_type": "NGram", "max_draft_len": 4}), build_context(tiny_target())
-    )
-    sampling = Sampling(temperature=1.0, seed=3)
-    end = list(decode(tiny_target(), drafter, PROMPT * 5, sampling=sampling))[-1]
-    assert isinstance(end, End) and end.output_ids
-
-
 def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
     """A page that begins to draw on the same cores holds up the first steps, drafted or not."""
     held_up = {0, 2, 3, 10}
     pace: Callable[[int], float] = lambda step: 10.0 if step in held_up else 1.0  # noqa: E731
-    steps, drafter, _ = run(FLAT, random_right(0.5), pace=pace)
+    drafter = on_a_machine(FLAT, random_right(0.5), pace=pace)
+    steps = drafter.write()
     assert all(steps[step].num_drafted for step in (2, 3)) and not steps[0].num_drafted
     drafted = [step.num_drafted > 0 for step in steps]
     assert sum(drafted) > 0.8 * len(drafted)
@@ -405,33 +380,30 @@ def test_steps_without_a_find_are_not_charged_on_a_machine_that_has_become_slow(
 
 
 def test_one_long_stall_does_not_keep_a_drafter_asleep_for_ever() -> None:
-    target = tiny_target(eos_token_id=None)
     stalls = [1000.0]
-    oracle = Oracle(target, plain_greedy(target, PROMPT, 220), lambda position: not stalls)
 
     def pace(step: int) -> float:
         made = drafter._step
         return stalls.pop() if stalls and made and made.plan and made.plan.trial else 1.0
 
-    drafter = OnAMachine(oracle, target, LatencyCurve((1, 8), (10.0, 14.0)), pace=pace)
-    limits = Limits(max_new_tokens=200, ignore_eos=True)
+    machine = LatencyCurve((1, 8), (10.0, 14.0))
+    drafter = on_a_machine(machine, lambda position: not stalls, pace=pace)
     for _ in range(6):
-        *records, _ = decode(target, drafter, PROMPT, limits=limits)
-        drafted = [record.num_drafted > 0 for record in records if isinstance(record, Step)]
+        drafted = [step.num_drafted > 0 for step in drafter.write()]
     assert not stalls and sum(drafted) > 0.8 * len(drafted)
 
 
-class Jammed(LatencyCurve):
-    """Holds up steps of several rows, and never plain ones."""
-
-    _draw = random.Random(1)
-
-    def at(self, n: float, depth: int | None = None) -> float:
-        is_held_up = n > 1 and self._draw.random() < 0.3
-        return super().at(n, depth) * (12.0 if is_held_up else 1.0)
-
-
 def test_a_drafter_that_holds_up_steps_itself_is_charged_for_them() -> None:
-    machine, right = Jammed(STEEP.rows, STEEP.ms), lambda position: position % 3 != 2
-    _, drafter, _ = run(machine, right, tokens=230, curve=STEEP)
+    draw = random.Random(1)
+
+    class Jammed(LatencyCurve):
+        """Holds up steps of several rows, and never plain ones."""
+
+        def at(self, n: float, depth: int | None = None) -> float:
+            is_held_up = n > 1 and draw.random() < 0.3
+            return super().at(n, depth) * (12.0 if is_held_up else 1.0)
+
+    machine = Jammed(STEEP.rows, STEEP.ms)
+    drafter = on_a_machine(machine, lambda position: position % 3 != 2, curve=STEEP)
+    drafter.write(230)
     assert drafter.lost_ms <= 0.03 * drafter.plain_ms + 100

@@ -16,7 +16,7 @@ from engine.tree import TreeShape
 from engine.tuning.experience import Experience, ExperienceStore, Prior, drafter_digest
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.survival import Survival
-from tests.engine.tuning.test_controller import random_right, run
+from tests.engine.tuning.test_controller import on_a_machine, random_right
 from tests.models import tiny_target
 
 SLOW_ROWS = LatencyCurve((1, 64), (10.0, 73.0))
@@ -26,7 +26,9 @@ SLOW_ROWS = LatencyCurve((1, 64), (10.0, 73.0))
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_as_set_is_predicted_by_what_the_controller_saw(share: float, tmp_path: Path) -> None:
     """Six tokens a draft: 0.2 ms to draft, 6 ms to verify them, 10 ms for a plain step."""
-    _, drafter, _ = run(SLOW_ROWS, random_right(share), texts=3)
+    drafter = on_a_machine(SLOW_ROWS, random_right(share))
+    for _ in range(3):
+        drafter.write()
     config = parse_method({"decoding_type": "NGram", "max_draft_len": 6})
     target, store = tiny_target(), ExperienceStore(tmp_path)
     store.load(config, target)

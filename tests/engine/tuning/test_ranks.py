@@ -1,4 +1,4 @@
-"""Rank tables: what they hold, how they are stored, and what is refused."""
+"""Rank tables: how they are stored, what is refused, and that replay equals a plain walk."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 
 from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
+from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.lookup.lookahead import LookaheadConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.texts import Text, rank_of
 from engine.errors import ConfigError, PromptError
 from engine.proposal import Needs
+from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
 from engine.tuning.ranks import ChainSteps, RankTable, measure_ranks, trace_text
-from tests.engine.drafters.golden import ROOT, golden_case
+from engine.tuning.replay import replay
 from tests.engine.tuning.runs import golden, stopped
-from tests.engine.tuning.tables import made_up
-from tests.models import build_context, plain_greedy, tiny_target
+from tests.engine.tuning.tables import made_up, random_tree, slow_steps
+from tests.models import tiny_target
 
 
 def parts(table: RankTable) -> str:
@@ -52,15 +53,6 @@ def test_damaged_bytes_are_refused_in_one_sentence() -> None:
             RankTable.from_bytes(payload)
 
 
-def test_rows_know_their_text() -> None:
-    table = made_up(np.random.default_rng(0), [3, 4], depths=2)
-    assert [table.locate(row) for row in (0, 2, 3, 6)] == [(0, 0), (0, 2), (1, 0), (1, 3)]
-    assert table.span(1) == (3, 7)
-    picked = table.select([1])
-    assert picked.ranks.tolist() == table.ranks[3:].tolist()
-    assert picked.texts == (0,) and picked.about["sources"] == ["run 1"]
-
-
 def test_ranks_count_tokens_before_and_ties_go_to_the_lower_id() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0, 3.0])
     assert [int(rank_of(logits, torch.tensor(i))) for i in range(4)] == [3, 0, 2, 1]
@@ -68,44 +60,6 @@ def test_ranks_count_tokens_before_and_ties_go_to_the_lower_id() -> None:
     ids = torch.randint(0, 40, (5, 7))
     order = rows.sort(dim=-1, descending=True, stable=True).indices
     assert torch.equal(rank_of(rows, ids), (order == ids[..., None]).int().argmax(dim=-1))
-
-
-def test_a_text_is_read_as_the_target_wrote_it_and_further_on() -> None:
-    target = tiny_target(eos_token_id=None)
-    prompt = [5, 9, 200, 31]
-    longer = plain_greedy(target, prompt, 16)
-    text = Text(tuple(prompt), tuple(longer[:10]))
-    reading = trace_text(target, text, Needs(hidden=True), tail=6)
-    assert reading.tokens.tolist() == prompt + longer
-    true = reading.true_tokens(3)
-    assert true.shape == (9, 3)
-    assert true[0].tolist() == longer[1:4] and true[8].tolist() == longer[9:12]
-
-
-def test_the_tail_ends_with_the_context() -> None:
-    target = tiny_target(eos_token_id=None, max_position_embeddings=64)
-    prompt = list(range(40))
-    written = plain_greedy(target, prompt, 24)
-    reading = trace_text(target, Text(tuple(prompt), tuple(written)), Needs(), tail=6)
-    assert len(reading.tokens) == 65, "one token is predicted at the last place of the context"
-    true = reading.true_tokens(4)
-    # The last root sits at position 62: one token fits behind it.
-    assert (true[-1] >= 0).tolist() == [True, False, False, False]
-    assert (true[-4] >= 0).tolist() == [True] * 4
-
-
-def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:
-    folder = "eagle/eagle3"
-    case = golden_case(folder)
-    config = Eagle3Config(speculative_model=str(ROOT / folder / "head"))
-    bench = build_context(case.target)
-    prompt = case.expected["prompts"][0]
-    text = Text(tuple(prompt["input_ids"]), tuple(prompt["greedy_new_ids"]))
-    table = measure_ranks(config, bench, [text], depths=2)
-    head = config.build(bench).head
-    draftable = set(head.vocabulary.target_ids(torch.arange(head.vocabulary.size)).tolist())
-    unknown = [row for row, token in enumerate(text.output_ids[1:]) if token not in draftable]
-    assert unknown and (table.ranks[unknown, 0] == -1).all()
 
 
 def test_progress_is_told_and_stopping_keeps_nothing() -> None:
@@ -139,3 +93,28 @@ def test_methods_without_ranks_are_refused() -> None:
 def test_texts_of_other_targets_are_refused(text: Text, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         trace_text(tiny_target(), text, Needs(), tail=2)
+
+
+# ---- replay
+
+
+def test_steps_equal_a_plain_walk_for_random_tables_and_trees() -> None:
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        table = made_up(rng, rng.integers(1, 30, size=int(rng.integers(1, 5))).tolist())
+        size, ranks = int(rng.integers(1, 40)), int(rng.integers(1, table.num_ranks + 1))
+        tree = random_tree(size, depth=table.depths, ranks=ranks, seed=seed)
+        result = replay(table, tree)
+        slow = slow_steps(table, tree)
+        assert result.roots.tolist() == [row for row, _ in slow]
+        assert result.accepted_lengths.tolist() == [len(path) for _, path in slow]
+        assert result.mat == 1 + sum(len(path) for _, path in slow) / len(slow)
+
+
+def test_categories_are_replayed_apart_and_together() -> None:
+    table = made_up(np.random.default_rng(1), [12, 20, 9])
+    tree = ChoiceTree.parse([[0, 0, 0], [1, 0]])
+    whole, parts = replay(table, tree), [replay(table.only(name), tree) for name in "ab"]
+    assert sum(part.num_steps for part in parts) == whole.num_steps
+    assert sum(part.num_accepted for part in parts) == whole.num_accepted
+    assert table.only("a").about["sources"] == ["run 0", "run 2"]

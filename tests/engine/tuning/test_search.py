@@ -18,7 +18,7 @@ from tests.engine.tuning.tables import made_up
 
 
 def best_tree(table: RankTable, n: int, **bounds: Any) -> ChoiceTree:
-    return best_trees(table, (n,), **bounds)[0].tree
+    return best_trees(table.limited_to(**bounds), (n,))[0].tree
 
 
 def tree_of(paths: Iterable[Path]) -> ChoiceTree:
@@ -95,21 +95,16 @@ def test_replay_decides_between_all_positions_and_visited_ones() -> None:
     assert better
 
 
-def test_curve_keeps_the_order_asked_for_and_its_figures_are_replayed() -> None:
-    table = made_up(np.random.default_rng(5), [300], depths=4)
-    points = best_trees(table, (16, 1, 4, 2, 8))
-    for point, size in zip(points, (16, 1, 4, 2, 8), strict=True):
-        assert len(point.tree) <= size
-        assert replay(table, point.tree).mat == point.mat
-
-
-def test_curve_never_falls_where_a_larger_tree_shifts_steps_to_worse_places() -> None:
+def test_curve_keeps_the_order_asked_for_and_never_falls_as_trees_grow() -> None:
+    """A larger tree shifts steps, perhaps to worse places: then the smaller one stands."""
     sizes = tuple(range(1, 25))
     fell = 0
     for seed in range(6):
         table = made_up(np.random.default_rng(seed), [40, 25], depths=4)
-        mats = [point.mat for point in best_trees(table, sizes)]
-        assert all(a <= b for a, b in itertools.pairwise(mats))
+        points = best_trees(table, sizes[::-1])[::-1]
+        for point, size in zip(points, sizes, strict=True):
+            assert len(point.tree) <= size and replay(table, point.tree).mat == point.mat
+        assert all(a.mat <= b.mat for a, b in itertools.pairwise(points))
         alone = [best_trees(table, (n,))[0].mat for n in sizes]
         fell += sum(a > b for a, b in itertools.pairwise(alone))
     assert fell, "no search of a single size ever did worse with more nodes"

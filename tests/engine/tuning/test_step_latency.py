@@ -9,28 +9,19 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from engine.drafters.base import BuildContext
-from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
-from engine.drafters.heads.redrafter import ReDrafterConfig
+from engine.drafters import parse_method
+from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.lookup.ngram import NGramConfig
-from engine.drafters.method import MethodConfig
 from engine.errors import TargetError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError, timing
 from engine.tuning.costs import Costs
 from engine.tuning.experience import ExperienceStore
-from engine.tuning.latency import (
-    BatchLatency,
-    LatencyCurve,
-    StepLatency,
-    TreeLatency,
-    interpolate,
-)
+from engine.tuning.latency import BatchLatency, LatencyCurve, StepLatency, TreeLatency
 from engine.tuning.timing import measure_batch, measure_curve
-from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.methods import METHODS, drafter_for, target_of
 from tests.engine.tuning.runs import golden, stopped
-from tests.models import build_context, tiny_target
+from tests.models import tiny_target
 
 CURVE, BATCH = TypeAdapter(LatencyCurve), TypeAdapter(BatchLatency)
 LATENCY = StepLatency(LatencyCurve((1, 11, 101), (10.0, 20.0, 200.0), 256), 2.0, 1.5)
@@ -101,10 +92,6 @@ def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert latency.batches == (1, 2, 4)
 
 
-def test_interpolation() -> None:
-    assert [interpolate((2, 4), (1.0, 2.0), n) for n in (1, 2, 3, 4, 6)] == [1, 1, 1.5, 2, 3]
-
-
 def test_prediction_is_mat_over_the_step_s_time() -> None:
     prediction = LATENCY.predict(2.5, num_nodes=10, depth=3)
     assert (prediction.draft_ms, prediction.verify_ms) == (2.0 + 3 * 1.5, 20.0)
@@ -112,33 +99,16 @@ def test_prediction_is_mat_over_the_step_s_time() -> None:
     assert prediction.speedup == pytest.approx(prediction.tok_s / (1000 / 10.0))
 
 
-def timed_case(name: str) -> tuple[MethodConfig, BuildContext]:
-    """A method, and a target that it can draft for."""
-    if name in ("medusa", "eagle", "eagle2"):
-        case = golden(name.rstrip("2"))
-        dynamic = {"use_dynamic_tree": True} if name == "eagle2" else {}
-        return case.config.replace(**dynamic), case.bench
-    if name in ("eagle3", "redrafter"):
-        folder = {"eagle3": "eagle/eagle3", "redrafter": "redrafter/case_a_rnn"}[name]
-        kind = {"eagle3": Eagle3Config, "redrafter": ReDrafterConfig}[name]
-        config = kind(speculative_model=str(ROOT / folder / "head"))
-        return config, build_context(golden_case(folder).target)
-    context = build_context(tiny_target(), small=tiny_target())
-    draft = DraftTargetConfig(speculative_model="small")
-    return draft if name == "draft" else NGramConfig(), context
-
-
 @pytest.mark.parametrize(
-    "name", ["medusa", "eagle", "eagle2", "eagle3", "redrafter", "draft", "ngram"]
+    "name", ["medusa", "eagle", "eagle-dynamic", "eagle3", "redrafter", "draft-model", "ngram"]
 )
 def test_drafting_is_timed_for_every_method(name: str) -> None:
-    config, bench = timed_case(name)
-    drafter, costs = config.build(bench), Costs(LatencyCurve((1, 2), (1.0, 1.0)))
-    costs.time_drafts(drafter, bench.target)
-    kinds = {"chain", "tree"} if drafter.branches else {"chain"}
-    assert set(costs.draft_times) == kinds
-    depths = {depth for seen in costs.draft_times.values() for depth in seen}
-    assert depths <= {0, 1, *range(2, config.largest_draft.depth + 1)}
+    target, costs = target_of(name), Costs(LatencyCurve((1, 2), (1.0, 1.0)))
+    drafter = drafter_for(target, name)
+    costs.time_drafts(drafter, target)
+    assert set(costs.draft_times) == ({"chain", "tree"} if drafter.branches else {"chain"})
+    deepest = parse_method(METHODS[name]).largest_draft.depth
+    assert {depth for seen in costs.draft_times.values() for depth in seen} <= {*range(deepest + 1)}
     latency = costs.latency()
     assert latency.start_ms + latency.level_ms > 0
 
