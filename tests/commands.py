@@ -7,8 +7,8 @@ from typer.testing import CliRunner, Result
 from playground.cli.main import app
 
 
-def invoke(*words: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
+def invoke(*words: object, code: int = 0, text: str | None = None) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words], input=text)
     assert result.exit_code == code, result.output
     return result
 

@@ -1,15 +1,26 @@
-"""The pages under docs/ tell of every method, setting and command; links lead somewhere."""
+"""The pages under docs/ tell of every method, setting, command and figure; links lead somewhere.
+
+Every figure has one formula, one function and one notation.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import pkgutil
 import re
 import subprocess
 import sys
 import textwrap
+import tokenize
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from engine import metrics
+from storage import Figure
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,7 +35,7 @@ def test_generated_pages_are_up_to_date() -> None:
     assert run.returncode == 0, "run scripts/docs_pages" + run.stderr
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "PERFORMANCE.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -54,3 +65,71 @@ def test_the_example_on_the_page_is_the_one_that_is_tested() -> None:
     code = source[source.index("from collections") :].rstrip()
     shown = textwrap.indent(code, "    ").replace("\n    \n", "\n\n")
     assert shown in page
+
+
+MACHINERY = {
+    *("ratio", "mean_or_none", "first_divergence", "common_len", "measure", "hardly_drafts"),
+    "stored_figures",
+}
+"""Functions of `engine.metrics` that compute no figure of their own."""
+
+
+def test_the_figures_page_has_every_figure_and_every_function() -> None:
+    page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| (\w+) \|", page, re.MULTILINE))
+    counts = {"num_steps", "num_drafted", "num_accepted", "num_cut", "num_cached"}
+    counts |= {"num_disturbed", "bypasses", "num_undrafted"}
+    assert {field.name for field in fields(metrics.Metrics)} - counts <= named
+    assert set(get_args(Figure)) - counts - {*metrics.TimeSplit.__slots__} <= named
+    functions = {
+        name
+        for name, value in vars(metrics).items()
+        if inspect.isfunction(value) and value.__module__ == metrics.__name__ and name[0] != "_"
+    }
+    assert functions - MACHINERY <= set(re.findall(r"`engine\.metrics\.(\w+)`", page))
+    for name in re.findall(r"`((?:engine|playground)\.[A-Za-z_.]+)`", page):
+        pkgutil.resolve_name(name)
+
+
+INLINE = re.compile(r"accepted\w* / |tokens - 1 \) / |\btok_s / |1 \+ sum \(")
+"""Formulas of MAT, acceptance, tok/s and speedup, with a space between any two tokens."""
+INVERTING = {
+    ROOT / "engine" / "metrics.py",
+    ROOT / "storage" / "writing.py",
+    ROOT / "storage" / "migrations" / "versions" / "v0008_decode_seconds.py",
+}
+"""The module of all formulas, and where runs are read of which only the rate was stored."""
+
+
+def test_no_figure_is_computed_outside_its_module() -> None:
+    for folder in ("engine", "playground", "storage"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if file in INVERTING:
+                continue
+            code = strip_strings(file)
+            assert not (found := INLINE.search(code)), f"{file}: {found}"
+
+
+def strip_strings(file: Path) -> str:
+    """Its code without comments, docstrings and other texts."""
+    with file.open("rb") as source:
+        tokens = list(tokenize.tokenize(source.readline))
+    left_out = (tokenize.STRING, tokenize.COMMENT)
+    return " ".join(token.string for token in tokens if token.type not in left_out)
+
+
+SPACED = re.compile(r"[\d}] (%(?![\w({])|×( plain|[.,;:)`|'\"]|$))")
+"""A number, and its sign after a space; a product, `3 prompts × 2 repeats`, is none."""
+
+
+def test_no_text_separates_a_speedup_or_a_percentage_from_its_sign() -> None:
+    for file in (file for name in ("engine", "playground") for file in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                text = ast.unparse(node)[1:]
+                found = SPACED.search(text)
+                assert not found, f"{file}:{node.lineno}: {text:.80}"
+    scripts = (ROOT / "playground" / "web" / "static").rglob("*.js")
+    for file in (*scripts, *PAGES):
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
+            assert not SPACED.search(line), f"{file}:{number}: {line:.80}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -99,12 +100,13 @@ class TreeEditor:
         """The rank tables of a method on a target, and the texts that one can be measured over."""
         method = self._method(request)
         rows, pick = self._sources.rows(method, request.wanted)
+        limits = method.limits()
         return {
             "sources": rows,
             "pick": pick,
             "remark": self._sources.remark(method),
             "weights": getattr(method.config, "speculative_model", None),
-            "limits": method.limits_row(),
+            "limits": asdict(limits) if limits.what else None,
         }
 
     def table(self, request: TreeRequest) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
 from engine.tree import MAX_NODES, ChoiceTree
 from presets.reading import parse_yaml
-from storage import Artifact, RunLog
+from storage import RunLog
 
 KIND = "tree"
 MAX_NAME_CHARS = 80
@@ -103,7 +103,15 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
 
 def tree_rows(log: RunLog) -> list[dict[str, Any]]:
     """The menu: the user's own trees, then the shipped ones."""
-    own = [_saved_row(artifact) for artifact in log.artifacts.find(KIND)]
+    own = [
+        {
+            "group": "Saved here",
+            "title": artifact.key["name"],
+            "note": f"Saved for {artifact.meta['method']}." if artifact.meta["method"] else "",
+            "paths": artifact.meta["tree"],
+        }
+        for artifact in log.artifacts.find(KIND)
+    ]
     shipped = [
         {
             "group": "Shipped",
@@ -114,16 +122,6 @@ def tree_rows(log: RunLog) -> list[dict[str, Any]]:
         for preset in presets.trees().values()
     ]
     return sorted(own, key=lambda row: row["title"].lower()) + shipped
-
-
-def _saved_row(artifact: Artifact) -> dict[str, Any]:
-    method = artifact.meta["method"]
-    return {
-        "group": "Saved here",
-        "title": artifact.key["name"],
-        "note": f"Saved for {method}." if method else "",
-        "paths": artifact.meta["tree"],
-    }
 
 
 def save_tree(log: RunLog, name: str, tree: ChoiceTree, method: str) -> str:

@@ -18,7 +18,7 @@ from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
 from playground.trees.methods import TreeMethod
-from playground.trees.sources import RECENT, Sources, drafts_of, require_greedy
+from playground.trees.sources import RECENT, Sources, drafts_of
 from playground.trees.tables import make_table
 
 Work = Callable[[LiveRun], dict[str, Any]]
@@ -44,7 +44,6 @@ class Measurements:
             run_ids = self._write(run, config, source.removeprefix("suite:"))
         else:
             run_ids, benchmark_id = self._sources.run_ids(source, method)
-            require_greedy(self._host.log, run_ids)
         artifact_id, table = make_table(
             self._host.log,
             method.config,

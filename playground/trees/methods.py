@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.drafters.method import ChoiceLimits, MethodConfig
@@ -78,11 +78,6 @@ class TreeMethod:
             return ChoiceLimits(depth, 1, f"{self.title} (a chain)")
         limits = self.config.choice_limits(self.locate)
         return replace(limits, what=f"{self.title} with {limits.what}") if limits.what else limits
-
-    def limits_row(self) -> dict[str, Any] | None:
-        """The limits as plain JSON; None if unknown."""
-        limits = self.limits()
-        return asdict(limits) if limits.what else None
 
     def row(self, label: str) -> dict[str, Any]:
         """The method in the page's menu; plain JSON. Its label there ends with its group."""

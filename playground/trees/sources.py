@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice
 from typing import Any
@@ -18,7 +18,7 @@ from engine.tree import Path
 from engine.tuning.ranks import RankTable
 from playground.host.catalog import Catalog
 from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
-from playground.trees.tables import find_tables
+from playground.trees.tables import find_tables, is_greedy
 from storage import Artifact, RunLog, RunQuery, RunSummary, StepRow
 
 SHIPPED = presets.FOLDER / "ranks"
@@ -197,22 +197,6 @@ class Sources:
 MEASURE = "Measure over"
 
 
-def is_greedy(run: RunSummary) -> bool:
-    """Whether the run was greedy: only such texts replay exactly."""
-    temperature = run.sampling.get("temperature", 0.0)
-    return isinstance(temperature, int | float) and temperature < 1e-5
-
-
-def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
-    """Raises ConfigError: one of the runs was sampled."""
-    for run in log.details(run_ids):
-        if not is_greedy(run):
-            raise ConfigError(
-                "These runs were sampled; a replay is exact for greedy texts only. Choose runs "
-                "with temperature 0."
-            )
-
-
 # ---- runs with the displayed tree
 
 
@@ -256,60 +240,47 @@ def _row(run: RunSummary) -> dict[str, Any]:
 # ---- recorded dynamic trees
 
 
-class DraftedTrees:
-    """Counts over the trees of a method's steps.
+def drafted_row(steps: Iterable[StepRow], config: MethodConfig) -> dict[str, Any] | None:
+    """Figures and shapes of the steps' trees, as the page's `DynamicCard` reads them; plain JSON.
 
-    Attributes:
-        sizes, depths: number of trees by number of nodes below the root, and by depth.
-        drafted, accepted: number of trees that had a node at a path of ranks, and accepted it.
-        lengths: number of steps by number of accepted draft tokens.
-        places: number of accepted nodes by probability rank in their tree: a tree cut to n nodes
-            would keep ranks 0 to n - 1.
+    A path has the numbers of steps that drafted and accepted it, and follows its parent; `smaller`
+    has the MAT of these steps with only the n most probable nodes, by n. None without steps.
     """
-
-    def __init__(self) -> None:
-        self.sizes, self.depths, self.lengths = Counter[int](), Counter[int](), Counter[int]()
-        self.places = Counter[int]()
-        self.drafted, self.accepted = Counter[Path](), Counter[Path]()
-
-    def add(self, step: StepRow) -> None:
+    sizes, depths, lengths = Counter[int](), Counter[int](), Counter[int]()
+    places = Counter[int]()  # accepted nodes by rank in their tree, the most probable node first
+    drafted, accepted = Counter[Path](), Counter[Path]()
+    for step in steps:
         paths, probs = list[Path]([()]), [1.0]
         nodes = zip(step.parents[1:], step.ranks[1:], step.draft_probs[1:], strict=True)
         for parent, rank, prob in nodes:
             paths.append((*paths[parent], rank))
             probs.append(probs[parent] * (prob or 0.0))
-        order = sorted(range(1, len(paths)), key=lambda node: -probs[node])
-        place = {node: i for i, node in enumerate(order)}
-        self.sizes[len(order)] += 1
-        self.depths[max(map(len, paths))] += 1
-        self.lengths[len(step.accepted)] += 1
-        self.places.update(place[node] for node in step.accepted)
-        self.drafted.update(paths[1:])
-        self.accepted.update(paths[node] for node in step.accepted)
-
-    def row(self, config: MethodConfig) -> dict[str, Any]:
-        """Figures and shapes as the page's `DynamicCard` reads them; plain JSON.
-
-        A path has the numbers of steps that drafted and accepted it, and follows its parent;
-        `smaller` has the MAT of these steps with only the n most probable nodes, by n.
-        """
-        steps, accepted = self.lengths.total(), self.places.total()
-        most = sorted(self.drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
-        kept = accumulate(self.places[place] for place in range(max(self.sizes)))
-        return {
-            "settings": {name: getattr(config, name) for name in DYNAMIC_FIELDS},
-            "steps": steps,
-            "tokens": steps + accepted,
-            "mat": mat(accepted, steps),
-            "rates": position_rates(at_least(self.lengths), steps),
-            "nodes": sum(n * count for n, count in self.sizes.items()) / steps,
-            "counts": {
-                "nodes": list(map(list, sorted(self.sizes.items()))),
-                "depths": list(map(list, sorted(self.depths.items()))),
-            },
-            "smaller": [[n, mat(count, steps)] for n, count in enumerate(kept, start=1)],
-            "paths": [[list(path), n, self.accepted[path]] for path, n in most[:MAX_PATHS]],
-        }
+        order = sorted(range(1, len(paths)), key=probs.__getitem__, reverse=True)
+        sizes[len(order)] += 1
+        depths[max(map(len, paths))] += 1
+        lengths[len(step.accepted)] += 1
+        places.update(order.index(node) for node in step.accepted)
+        drafted.update(paths[1:])
+        accepted.update(paths[node] for node in step.accepted)
+    if not lengths:
+        return None
+    num_steps, num_accepted = lengths.total(), places.total()
+    most = sorted(drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
+    kept = accumulate(places[place] for place in range(max(sizes)))
+    return {
+        "settings": {name: getattr(config, name) for name in DYNAMIC_FIELDS},
+        "steps": num_steps,
+        "tokens": num_steps + num_accepted,
+        "mat": mat(num_accepted, num_steps),
+        "rates": position_rates(at_least(lengths), num_steps),
+        "nodes": sum(n * count for n, count in sizes.items()) / num_steps,
+        "counts": {
+            "nodes": list(map(list, sorted(sizes.items()))),
+            "depths": list(map(list, sorted(depths.items()))),
+        },
+        "smaller": [[n, mat(count, num_steps)] for n, count in enumerate(kept, start=1)],
+        "paths": [[list(path), n, accepted[path]] for path, n in most[:MAX_PATHS]],
+    }
 
 
 def drafts_of(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict[str, Any] | None:
@@ -326,14 +297,12 @@ def drafts_of(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict
         and is_greedy(run)
     }
     settings = next(iter(sorted(configs.values(), key=lambda own: own.drafting != "as set")), None)
-    mine = [run_id for run_id, own in configs.items() if own == settings]
-    trees = DraftedTrees()
-    for run_id in mine:
-        for step in log.steps(run_id):
-            trees.add(step)
-    if settings is None or not trees.lengths:
+    if settings is None:
         return None
-    row = trees.row(settings)
+    mine = [run_id for run_id, own in configs.items() if own == settings]
+    row = drafted_row((step for run_id in mine for step in log.steps(run_id)), settings)
+    if row is None:
+        return None
     runs = f"{len(mine)} runs" if len(mine) != 1 else "one run"
     how = " as set" if settings.drafting == "as set" else ", as much as paid (drafting: auto)"
     return {**row, "text": f"Drafted{how} by {runs} in {row['steps']} steps."}

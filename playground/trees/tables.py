@@ -17,7 +17,7 @@ from engine.tuning import OnProgress, no_progress
 from engine.tuning.ranks import RankTable, measure_ranks
 from playground.host.stream import pieces, stored_run
 from playground.trees.methods import DYNAMIC_FIELDS
-from storage import Artifact, RunLog
+from storage import Artifact, RunLog, RunSummary
 
 KIND = "ranks"
 TREE_SETTINGS = (
@@ -30,6 +30,12 @@ BEFORE = 14
 """Tokens shown before an example's root."""
 
 
+def is_greedy(run: RunSummary) -> bool:
+    """Whether the run was greedy: only such texts replay exactly."""
+    temperature = run.sampling.get("temperature", 0.0)
+    return isinstance(temperature, int | float) and temperature < 1e-5
+
+
 def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str) -> list[Text]:
     """Texts of stored runs, one per prompt, in the given order.
 
@@ -39,7 +45,7 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str) -> list[T
     Args:
         target: refuse runs of other targets.
 
-    Raises ConfigError: no such run, a run of another target, or none that can be used.
+    Raises ConfigError: no such run, one of another target, a sampled one, or none that can be used.
     """
     texts: dict[tuple[int, ...], Text] = {}
     for run_id in run_ids:
@@ -48,6 +54,11 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str) -> list[T
             raise ConfigError(
                 f"Run {run.id} was made with {run.target}, but {target} is loaded. "
                 "Choose runs of one target, and load it."
+            )
+        if not is_greedy(run):
+            raise ConfigError(
+                "These runs were sampled; a replay is exact for greedy texts only. Choose runs "
+                "with temperature 0."
             )
         usable = run.lossless and run.status in ("completed", "cancelled")
         if usable and len(run.output_ids) > 1 and run.prompt_ids not in texts:

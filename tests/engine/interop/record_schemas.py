@@ -1,10 +1,11 @@
 """Records what releases of vLLM and SGLang accept, from their own sources, for the tests.
 
-    python -m tests.engine.interop.record_schemas vllm 0.33.0=vllm/config/speculative.py …
+    python -m tests.engine.interop.record_schemas vllm 0.33=vllm/config/speculative.py …
     python -m tests.engine.interop.record_schemas sglang 0.5.23=sglang/srt/server_args.py …
 
-Each argument is RELEASE=FILE, a source file of an unpacked release; nothing of it is run. The JSON
-goes to standard output: per release the names of the settings with their types and choices.
+Each argument is RELEASE=FILE: a version as exports offer it, and a source file of that release;
+nothing of it is run. The JSON goes to standard output: per release the names of the settings with
+their types and choices.
 """
 
 from __future__ import annotations

@@ -1,46 +1,53 @@
-"""Checks of exported files against what releases of the engines accept (recorded from them)."""
+"""Exports and imports, and what releases of the engines accept (recorded from them)."""
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shlex
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import GenerationConfig
 
+import presets
 from engine.drafters.method import MethodConfig
-from engine.interop.export_files import Export
+from engine.interop import ENGINES, export_method, import_config
+from engine.interop.export_files import Export, ImportedMethod
+from presets.reading import parse_yaml
 
 FOLDER = Path(__file__).parent / "recorded"
-RELEASE = {
-    "vllm": {"0.33": "0.33.0", "0.32": "0.32.0", "0.22": "0.22.0"},
-    "llamacpp": {"b10507": "new", "b9235": "new"},
-    "mlx": {"0.26": "0.32"},
-}
-"""Version as offered → release whose schema was recorded, where they differ."""
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 TYPES = {"int": int, "float": float, "bool": bool, "str": str, "any": object}
 POSITIVE = {"num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
 
 
-@functools.cache
+@cache
 def recorded(engine: str, version: str) -> Any:
-    """The schema of the release that an offered version stands for."""
+    """The schema of a release; of an older one than any recorded, that of the oldest."""
     schemas = json.loads((FOLDER / f"{engine}.json").read_text(encoding="utf-8"))
-    return schemas[released(engine, version)]
-
-
-def released(engine: str, version: str) -> str:
-    """The release whose schema stands for an offered version."""
-    return RELEASE.get(engine, {}).get(version, version)
+    return schemas.get(version) or [*schemas.values()][-1]
 
 
 def check(export: Export) -> None:
     """The engine's release would read the files: every key is one of its own, and fits."""
     _CHECKS[export.engine](export, export.files)
+
+
+def read(engine: str, text: str) -> ImportedMethod:
+    return import_config(ENGINES[engine], text, partial(parse_yaml, where="The text"))
+
+
+def exported(config: MethodConfig, engine: str, version: str = "", target: str = LLAMA) -> Export:
+    return export_method(config, ENGINES[engine], target=target, version=version, resolve=named)
+
+
+def named(weights: str) -> str:
+    """What a preset calls its draft model → what an engine can load."""
+    preset = presets.targets().get(weights)
+    return weights if preset is None else str(preset.hub)
 
 
 def same_effect(a: MethodConfig, b: MethodConfig) -> bool:
@@ -100,6 +107,8 @@ def _speculative(values: dict[str, Any], version: str) -> None:
         assert block.get("speculative_model") or block.get("speculative_model_dir")
     if kind not in ("Lookahead", "MTP") or version >= "1.4":
         assert length > 0
+    if kind == "MTP" and "speculative_model" not in block:
+        assert length == block["num_nextn_predict_layers"] > 0, "the guide wants both"
 
 
 def _trtllm(export: Export, files: dict[str, str]) -> None:
@@ -108,6 +117,8 @@ def _trtllm(export: Export, files: dict[str, str]) -> None:
     if "config.yaml" in files:
         values = yaml.safe_load(files["config.yaml"])
         assert set(values) <= {"speculative_config", "disable_overlap_scheduler"}
+        kind = values["speculative_config"]["decoding_type"]
+        assert ("disable_overlap_scheduler" in values) == (kind in ("NGram", "Draft_Target"))
         _speculative(values, export.version)
         assert "config.yaml" in command
     for role in ("prefill", "decode"):

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-import yaml
 
 import presets
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import ENGINES, export_method, import_config, read_version
+from engine.interop import ENGINES, read_version
 from engine.interop.export_files import Export
-from engine.tree import ChoiceTree
-from tests.engine.interop.schemas import check, same_effect
+from tests.engine.interop.schemas import LLAMA, check, exported, named, read, same_effect
 
 VERSIONS = [(name, version) for name, e in ENGINES.items() for version, _ in e.versions]
 WEIGHTS = {"speculative_model": "owner/drafter"}
-
-
-def resolve(name: str) -> str:
-    """What a preset calls its draft model → what an engine can load."""
-    preset = presets.targets().get(name)
-    return name if preset is None else str(preset.hub)
-
-
-def exported(config: MethodConfig, engine: str, version: str = "") -> Export:
-    return export_method(
-        config, ENGINES[engine], target="owner/target", version=version, resolve=resolve
-    )
 
 
 def config_of(decoding_type: str, **settings: Any) -> MethodConfig:
@@ -42,23 +27,19 @@ def config_of(decoding_type: str, **settings: Any) -> MethodConfig:
 
 def main_files(export: Export) -> list[str]:
     """Files that hold the config, not how to build or to start."""
-    written: tuple[str, ...] = (".yaml", ".json", ".pbtxt", "Modelfile")
-    if any(name.endswith(written) for name in export.files):
-        keep = written
-    else:
-        keep = (".sh", ".py")
-    names = [name for name in export.files if name.endswith(keep)]
-    return [export.files[name] for name in names if name != "disagg_config.yaml"]
+    written = (".yaml", ".json", ".pbtxt", "Modelfile", ".py")
+    names = [name for name in export.files if name.endswith(written)]
+    return [export.files[name] for name in names or export.files if name != "disagg_config.yaml"]
 
 
 def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
     """The config with its weights named as the engine's file names them."""
-    named = getattr(config, "speculative_model", None)
-    if named is None:
+    weights = getattr(config, "speculative_model", None)
+    if weights is None:
         return config
     if {"config.pbtxt", "request.json"} & export.files.keys():
         return config.replace(speculative_model=None)
-    model = resolve(named)
+    model = named(weights)
     if export.engine in ("llamacpp", "ollama"):
         model = model.split("/")[-1] + ".gguf"
     return config.replace(speculative_model=model)
@@ -87,7 +68,8 @@ def checked(config: MethodConfig, engine: str, version: str) -> str:
         assert export.verdict == "exact"
         return export.verdict
     for text in main_files(export):
-        back = import_config(ENGINES[engine], text, yaml.safe_load)
+        back = read(engine, text)
+        assert back.target in (None, LLAMA, f"{LLAMA.partition('/')[2]}.gguf")
         if export.verdict == "exact":
             assert same_effect(back.config, as_engine_names_it(config, export)), config
     return export.verdict
@@ -174,16 +156,6 @@ def test_dynamic_trees_stay_within_the_engine_s_bounds(
             assert any("is lowered from" in text for text in export.warnings)
 
 
-def test_medusa_s_tree_is_dropped_with_a_warning_but_a_chain_is_kept() -> None:
-    tree = exported(config_of("Medusa"), "vllm", "0.32")
-    assert any("vLLM runs Medusa as a chain: the tree of 9 nodes is dropped" in w
-               and "MAT falls" in w for w in tree.warnings)  # fmt: skip
-    chain = config_of("Medusa", medusa_choices=ChoiceTree.chain(3).as_lists())
-    export = exported(chain, "vllm", "0.32")
-    assert export.verdict == "exact"
-    assert json.loads(main_files(export)[0])["num_speculative_tokens"] == 3
-
-
 @pytest.mark.parametrize(
     ("engine", "retrieval", "model", "words"),
     [
@@ -202,7 +174,7 @@ def test_look_up_before_a_model_is_one_config(
     export = exported(config, engine)
     check(export)
     assert words in main_files(export)[0]
-    back: Any = import_config(ENGINES[engine], main_files(export)[0], yaml.safe_load).config
+    back: Any = read(engine, main_files(export)[0]).config
     for part, given in (("retrieval", retrieval), ("model", model)):
         assert given.items() <= getattr(back, part).model_dump().items()
     assert not settings or same_effect(back, config)
@@ -213,7 +185,7 @@ def test_missing_weights_are_told_and_marked_in_the_file() -> None:
     export = exported(parse_method({"decoding_type": "Eagle3"}), "vllm")
     assert '"model": "DRAFTER"' in main_files(export)[0]
     assert any("Put the drafter's path in place of DRAFTER" in w for w in export.warnings)
-    back = import_config(ENGINES["vllm"], main_files(export)[0], yaml.safe_load)
+    back = read("vllm", main_files(export)[0])
     assert back.config.model_dump()["speculative_model"] is None
 
 
@@ -222,7 +194,7 @@ def test_paths_with_blanks_and_quotes_stay_one_word() -> None:
     for engine in ("vllm", "sglang", "transformers", "trtllm"):
         export = exported(config, engine)
         check(export)
-        back = import_config(ENGINES[engine], main_files(export)[0], yaml.safe_load)
+        back = read(engine, main_files(export)[0])
         assert back.config.model_dump()["speculative_model"] == "/my models/it's"
 
 

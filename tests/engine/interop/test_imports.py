@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import presets
 from engine.errors import ConfigError
-from engine.interop import ENGINES, import_config
-from engine.interop.export_files import ImportedMethod, read_flags
+from engine.interop import ENGINES
+from engine.interop.export_files import read_flags
 from engine.interop.trees import MC_SIM_7B_63
-from presets.reading import parse_yaml
-
-
-def read(engine: str, text: str) -> ImportedMethod:
-    return import_config(ENGINES[engine], text, partial(parse_yaml, where="The text"))
-
+from tests.engine.interop.schemas import LLAMA, read
 
 EAGLE3 = "decoding_type: Eagle3\nmax_draft_len: 4\nspeculative_model_dir: x/y\n"
 
@@ -63,16 +56,11 @@ llm = LLM(model, speculative_config=speculative_config)
          "\"model\": \"x/y\", \"num_speculative_tokens\": 2}'", {"decoding_type": "Eagle3"}, ""),
         ("vllm", "vllm serve a/b --speculative_config.method ngram "
          "--speculative-config.num_speculative_tokens 2", {"decoding_type": "NGram"}, ""),
-        ("vllm", "model: a/b\nspeculative_config:\n  method: suffix\n",
-         {"decoding_type": "Suffix"}, ""),
-        ("vllm", '{"model": "yuhuili/EAGLE-LLaMA3-8B", "num_speculative_tokens": 2}',
-         {"decoding_type": "Eagle"}, ""),
-        ("vllm", '{"model": "a/Eagle3-b", "num_speculative_tokens": 2}',
-         {"decoding_type": "Eagle3"}, ""),
-        ("vllm", '{"model": "a/some-small-model", "num_speculative_tokens": 2}',
-         {"decoding_type": "Draft_Target"}, ""),
-        ("vllm", '{"model": "[ngram]", "num_speculative_tokens": 2}',
-         {"decoding_type": "NGram"}, ""),
+        *(("vllm", f'{{"model": "{model}", "num_speculative_tokens": 2}}',
+           {"decoding_type": kind}, f"rules make it {name}")
+          for model, kind, name in (
+              ("yuhuili/EAGLE-LLaMA3-8B", "Eagle", "eagle"), ("a/Eagle3-b", "Eagle3", "eagle3"),
+              ("a/small", "Draft_Target", "draft_model"), ("[ngram]", "NGram", "ngram"))),
         ("vllm", '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}',
          {"decoding_type": "MTP"}, ""),
         ("vllm", "vllm serve a/b -sc '{\"method\": \"mtp\", \"num-speculative-tokens\": 2}'",
@@ -81,8 +69,6 @@ llm = LLM(model, speculative_config=speculative_config)
          {"decoding_type": "Eagle3"}, ""),
         ("vllm", "model: a/b\nspec-method: ngram\nspec-tokens: 2\n",
          {"decoding_type": "NGram"}, ""),
-        ("vllm", "vllm serve a/b --speculative-config.method=ngram "
-         "--speculative-config.num-speculative-tokens=2", {"decoding_type": "NGram"}, ""),
         ("vllm", '{"method": "mtp", "num_speculative_tokens": 2, "draft_sample_method": '
          '"probabilistic"}', {"decoding_type": "MTP"}, "draft_sample_method is ignored: whether"),
         ("sglang", "--speculative-algorithm NEXTN --speculative-use-rejection-sampling",
@@ -115,12 +101,8 @@ llm = LLM(model, speculative_config=speculative_config)
          {"max_draft_len": 16, "confidence_threshold": 0.0}, "refuse the old names"),
         ("llamacpp", "llama-server -m a/b -md d.gguf", {"confidence_threshold": 0.0},
          "builds before April 2026 used 0.75"),
-        ("llamacpp", "llama-server -m a/b -md c-eagle3.gguf --spec-type draft-eagle3",
-         {"decoding_type": "Eagle3", "speculative_model": "c-eagle3.gguf"}, ""),
         ("llamacpp", "llama-server -m a/b -md c.gguf \\\n    --spec-type draft-dflash "
          "--spec-draft-n-max 15 -fa on --jinja", {"max_draft_len": 15}, ""),
-        ("llamacpp", f"llama-server -m a/b -md {BLOCK} --spec-type draft-dspark "
-         "--spec-draft-n-max 7", DSPARK, ""),
         ("llamacpp", "llama-server -m a/b --spec-type ngram-map-k4v "
          "--spec-ngram-map-k4v-size-n 8 --spec-ngram-map-k4v-size-m 9 "
          "--spec-ngram-map-k4v-min-hits 2",
@@ -158,10 +140,6 @@ llm = LLM(model, speculative_config=speculative_config)
         ("trtllm", "decoding_type: NGram\n", {"max_draft_len": 10}, "asks for max_draft_len"),
         ("trtllm", "decoding_type: AUTO",
          {"max_draft_len": 5, "max_matching_ngram_size": 3}, "AUTO is NGram"),
-        ("trtllm", "decoding_type: UserProvided\nmax_draft_len: 3",
-         {"decoding_type": "User_Provided", "max_draft_len": 3}, "named at the start"),
-        ("trtllm", "decoding_type: PARD\nmax_draft_len: 4\nspeculative_model: c/d\n"
-         "mask_token_id: 7\n", {"decoding_type": "PARD", "mask_token_id": 7}, ""),
         ("trtllm", "speculative_config:\n  decoding_type: Eagle\n  speculative_model_dir: x/y\n"
          "backend: tensorrt\n", {"decoding_type": "Eagle"}, "EAGLE-1/2 of the TensorRT backend"),
         ("trtllm", "speculative_config:\n  decoding_type: Eagle\n  speculative_model_dir: x/y\n"
@@ -178,24 +156,11 @@ llm = LLM(model, speculative_config=speculative_config)
          {"lookup": "pool_as_coded"}, "its guide says only one is kept"),
         ("trtllm", QUICK_START, {"decoding_type": "Eagle3", "max_draft_len": 3,
          "speculative_model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}, ""),
-        ("trtllm", "config = DraftTargetDecodingConfig(max_draft_len=3, speculative_model='/d')",
-         {"decoding_type": "Draft_Target", "speculative_model": "/d", "max_draft_len": 3,
-          "use_draft_probs": False}, ""),
-        ("trtllm", "config = NGramDecodingConfig(max_draft_len=3, max_matching_ngram_size=4)",
-         {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 4}, ""),
-        ("trtllm", "config = MTPDecodingConfig(max_draft_len=3)",
-         {"decoding_type": "MTP", "max_draft_len": 3}, ""),
         ("trtllm", "config = UserProvidedDecodingConfig(max_draft_len=3, drafter=MyDrafter())",
-         {"decoding_type": "User_Provided", "drafter": "MyDrafter"}, ""),
-        ("trtllm", "config = PARDDecodingConfig(max_draft_len=4, speculative_model='/path')",
-         {"decoding_type": "PARD", "max_draft_len": 4, "speculative_model": "/path"}, ""),
-        ("trtllm", "config = SADecodingConfig(max_draft_len=4)",
-         {"decoding_type": "Suffix", "max_draft_len": 4}, ""),
+         {"decoding_type": "User_Provided", "drafter": "MyDrafter"}, "named at the start"),
         ("trtllm", "config = EagleDecodingConfig(max_draft_len=63, num_eagle_layers=4, "
          "speculative_model_dir='/e', max_non_leaves_per_layer=10)",
          {"decoding_type": "Eagle", "eagle_choices": MC_SIM_7B_63.paths}, ""),
-        ("trtllm", "config = LookaheadDecodingConfig(max_window_size=4, max_ngram_size=4)",
-         {"decoding_type": "Lookahead", "max_ngram_size": 4}, ""),
         ("sglang", "model-path: a/b\nspeculative-algorithm: EAGLE3\nspeculative_num_steps: 2\n"
          "speculative-draft-model-path: c/d\nspeculative-eagle-topk: 1\n"
          "speculative-num-draft-tokens: 3\nspec-trace-dir: t\nspeculative-adaptive: false\n",
@@ -238,11 +203,6 @@ llm = LLM(model, speculative_config=speculative_config)
         ("trtllm", "decoding_type: Eagle3\nmax_draft_len: 3\nspeculative_model: c/d\n"
          "dynamic_tree_max_topK: 4\n",
          {"decoding_type": "Eagle3", "use_dynamic_tree": False}, "use_dynamic_tree is a chain"),
-        ("trtllm", "decoding_type: DFlash\nmax_draft_len: 3\nspeculative_model: c/d\n"
-         "attention_backend: FA4\ncontext_recompute_tail: 64\nskip_ctx_buffer_budget_check: true\n",
-         {"decoding_type": "DFlash", "max_draft_len": 3}, ""),
-        ("trtllm", "decoding_type: NGram\nmax_draft_len: 6\ndraft_len_schedule: {8: 2, 4: 6}\n",
-         {"max_draft_len": 6}, "for one request"),
         ("mlx", "mlx_lm.server --model a/b --draft-model c/d --port 80",
          {"decoding_type": "Draft_Target", "max_draft_len": 3, "use_draft_probs": False}, "3, its"),
         ("ollama", 'from a/b\nTEMPLATE """DRAFT x\n"""\ndraft c-dflash.gguf\nparameter top_k 2',
@@ -259,9 +219,7 @@ def test_every_way_to_write_a_config(
     values = result.config.model_dump()
     assert {name: values[name] for name in expected} == expected
     assert any(note in text for text in result.notes) if note else True
-    assert result.target in (None, "a/b", "meta-llama/Llama-3.1-8B-Instruct")
-    names_target = "a/b" in text or "serve x" in text or text == QUICK_START
-    assert (result.target is not None) == names_target
+    assert result.target == ("a/b" if "a/b" in text else LLAMA if text == QUICK_START else None)
 
 
 @pytest.mark.parametrize(
@@ -282,26 +240,17 @@ def test_every_way_to_write_a_config(
         ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "is not connected"),
         ("triton", "parameters: { key: \"decoding_mode\" value: { string_value: \"top_k\" } }",
          "It drafts nothing"),
-        ("triton", "parameters: { key: \"medusa_choices\" value: { string_value: \"{0\" } }",
-         "'{' was never closed"),
         ("llamacpp", "llama-server -m t.gguf", "names neither --spec-type nor a draft model"),
         ("transformers", "model.generate(**inputs)", "The call drafts nothing"),
-        ("transformers", "model.generate(assistant_early_exit=4)", "LayerSkip"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4}',
          "vLLM has no setting promt_lookup_max (did you mean prompt_lookup_max?)"),
         ("vllm", '{"method": "medusa", "num_speculative_tokens": 3, "parallel_drafting": true}',
          "method beside parallel_drafting must be one of draft_model, eagle3, got medusa"),
-        ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
-         '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),
-        ("sglang", "--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.5",
-         "accepts tokens that the target would not draw"),
         *(("sglang", "speculative-algorithm: NGRAM\nspeculative-accept-threshold-"
            f"{name}: {value}", f"{name}={value} has no counterpart here")
           for name, value in (("single", "0"), ("acc", "0.0"))),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 0}',
          "max_matching_ngram_size must be greater than or equal to 1, got 0"),
-        ("vllm", '{"method": "mtp", "num_speculative_tokens": 3, "fly_window_size": 2}',
-         "fly_window_size=2 has no counterpart here: in vLLM, tokens that the target would not"),
         ("vllm", '{"method": "dflash", "model": "a/XPress", "num_speculative_tokens": 3}',
          "method=xpress has no counterpart here: DFlash's block refined"),
         ("sglang", "--speculative-algorithm UNO --speculative-num-draft-tokens 8",
@@ -312,12 +261,9 @@ def test_every_way_to_write_a_config(
          "the drafter is a server of its own"),
         ("sglang", '{"1": {"candidate_steps": [3, 5]}}', "the table of SGLang's adaptive drafting"),
         ("llamacpp", "[a]\nmodel = x\n[b]\nmodel = y\n", "several models, a, b. Keep one."),
-        ("llamacpp", "LLAMA_ARG_SPEC_SYNTH_LEN=3 llama-server --spec-type draft-mtp",
-         "--spec-synth-len=3 has no"),
         ("mlx", "mlx_lm.generate --model a/b", "The command drafts nothing"),
         ("ollama", "FROM a\nPARAMETER draft_num_predict 0", "The Modelfile drafts nothing"),
         ("ollama", "FROM a\nDRAFT b\nDRAFT c", "several lines for DRAFT"),
-        ("trtllm", f"{EAGLE3}eagle_choices: [[0], [1]]", "a drawn tree, here a chain"),
         ("trtllm", f"{EAGLE3}sa_config: {{treshold: 3}}", "no setting sa_config.treshold"),
         ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {a: 1}", "batch sizes to lengths"),
         ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nnum_nextn_predict_layers: 3",
@@ -330,9 +276,16 @@ def test_every_way_to_write_a_config(
         ("sglang", "--speculative-algorithm DSPARK --speculative-draft-model-path a/b "
          "--speculative-dspark-block-size 4 --speculative-num-draft-tokens 9",
          "--speculative-num-draft-tokens contradicts --speculative-dspark-block-size."),
-        ("triton", 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
-         'parameters: { key: "medusa_choise" value: { string_value: "{0}" } }',
-         "no setting medusa_choise (did you mean medusa_choices?)"),
+        *(("trtllm", f"decoding_type: {more}\nspeculative_model: a/b", words) for more, words in (
+            ("Medusa\nmax_draft_len: 2\nmedusa_choices: [[0], [1], [0, 0]]",
+             "max_draft_len must be at least 3 for the tree of 3 nodes (medusa_choices), got 2"),
+            ("Medusa\nnum_medusa_heads: 1\nmedusa_choices: [[0], [1], [0, 0]]",
+             "num_medusa_heads must be at least 2"),
+            ("Medusa\nmax_draft_len: 9", "(medusa_choices is not set), got 9"),
+            ("Eagle\nnum_eagle_layers: 1\neagle_choices: [[0], [0, 0]]",
+             "num_eagle_layers must be at least 2"),
+            ("Eagle\nmax_non_leaves_per_layer: 1\neagle_choices: [[0], [1], [0, 0], [1, 0]]",
+             "max_non_leaves_per_layer must be at least 2"))),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_sentence(engine: str, text: str, words: str) -> None:

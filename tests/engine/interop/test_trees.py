@@ -108,7 +108,6 @@ def test_any_text_is_a_tree_or_a_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("[[0], [0, 0], [1]]", "lists"),
         ("mc_sim_7b_63 = [[0], [0, 0], [1]]", "lists"),
         ("# Medusa\nchoices: list = [\n  [0], [0, 0],\n  [1],\n]", "lists"),
         ("'[[0], [0, 0], [1]]'", "lists"),
@@ -137,14 +136,6 @@ def test_preset_is_one_that_the_loader_takes() -> None:
     assert TreePreset.parse(values, where="x").tree == DOCUMENTED
 
 
-def test_documented_tree_reads_back_from_its_leaves_and_its_candidates() -> None:
-    assert len(DOCUMENTED) == 9
-    assert parse_tree(json.dumps(DOCUMENTED.leaves)) == DOCUMENTED
-    assert format_tree(DOCUMENTED, "triton") == (
-        "{0}, {1}, {0, 0}, {0, 1}, {1, 0}, {1, 1}, {0, 0, 0}, {0, 1, 0}, {0, 0, 0, 0}"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -154,17 +145,11 @@ def test_documented_tree_reads_back_from_its_leaves_and_its_candidates() -> None
         ("[[0], [0, 1, 0]]", "[0, 1, 0] (entry 2, line 1, column 7) is not connected"),
         ("[[0],\n [1],\n [0]]", "[0] (entry 3, line 3, column 2) is already listed (entry 1"),
         ("[[0], [0, -1]]", "Entry 2 has -1 at line 1, column 11; it must be 0 or more"),
-        ("[[0], [0, 1.5]]", "Entry 2 has '1.5' at line 1, column 11; it must be an integer"),
-        ("[[0], [True]]", "'True' at line 1, column 8; it must be an integer"),
         ("[[0], [0, x]]", "'x' at line 1, column 11; it must be an integer"),
         ("[[0], 1]", "1 (entry 2, line 1, column 7) is not a path"),
         ("[[[0]]]", "line 1, column 3 (entry 1) nest too deep"),
         ("[[0], [0, 0]", "malformed at line 1, column 1: '[' was never closed"),
-        ("[[0], [0, 0)]", "line 1, column 12: closing parenthesis ')' does not match opening"),
-        ("[[0]], [1]]", "line 1, column 11: unmatched ']'"),
-        ("[[0], [0 0]]", "line 1, column 8: invalid syntax. Perhaps you forgot a comma?"),
         ("[[0] [1]]", "A comma is missing before line 1, column 6"),
-        ("[[0],, [1]]", "line 1, column 6: invalid syntax"),
         ("[1]", "[1] is the root alone"),
         ("[0, 0]", "begins with 1, the target's own token, got 0 at line 1, column 2"),
         ("[1, 0, 2]", "The shorthand has 0 at line 1, column 5"),
@@ -191,9 +176,6 @@ def test_too_many_nodes_are_refused() -> None:
     chain = ", ".join(f"[{rank}]" for rank in range(MAX_NODES + 1))
     with pytest.raises(TreeError, match=f"at most {MAX_NODES} nodes, got {MAX_NODES + 1}"):
         parse_tree(f"[{chain}]")
-    deep = str([[0] * 600, [1] * 600])
-    with pytest.raises(TreeError, match=f"at most {MAX_NODES} nodes"):
-        parse_tree(deep)
     with pytest.raises(TreeError, match="characters"):
         parse_tree("[" * 300_000)
 

@@ -1,4 +1,7 @@
-"""What engines' counters say: recorded answers of their documented shapes, and times between."""
+"""What engines' counters say: recorded answers of their documented shapes, and times between.
+
+The draft length that is advised, against a machine whose times are known.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,19 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
+from engine.formats import DASH
+from engine.metrics import chain_mat
+from playground.connect.client import DraftCounts, Reply
 from playground.connect.readings import ENGINES, ModelList, Reading, between, engine_of
-from playground.connect.report import reading_figures
+from playground.connect.replay import Level, Outcome, ReplayPrompt
+from playground.connect.report import (
+    LengthAdvice,
+    Report,
+    batch_schedule,
+    best_length,
+    equal_rates,
+    reading_figures,
+)
 
 RECORDED = {
     "vllm": """\
@@ -138,3 +152,61 @@ def test_a_counter_that_fell_is_a_restart() -> None:
     of_a_position = Reading(steps=12, drafted=36, accepted=12, generated=40, at_least=(3, 1))
     for after in (of_all_steps, of_a_position):
         assert between(before, after) == (after, True)
+
+
+# ---- the advice
+
+
+RATES = (0.8, 0.5, 0.2, 0.05)
+
+
+@pytest.mark.parametrize("per_token_s", [0.0, 0.001, 0.004, 0.02])
+def test_the_best_length_is_the_best_of_all(per_token_s: float) -> None:
+    """On a machine on which a plain step takes 10 ms, and each drafted token adds its own."""
+    measured_s = 0.01 + 4 * per_token_s
+    choice = best_length(1, 100.0, chain_mat(RATES, 4) / measured_s, RATES)
+    speeds = [chain_mat(RATES, k) / (0.01 + k * per_token_s) for k in range(5)]
+    assert choice.tok_s_by_len == pytest.approx(speeds)
+    assert choice.draft_len == speeds.index(max(speeds))
+    assert choice.speedup == pytest.approx(max(speeds) * 0.01)
+
+
+SCHEDULES = {
+    "vllm": '"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 7, 6], [8, 16, 0]]',
+    "sglang": '{"1": {"candidate_steps": [4]}, "4": {"candidate_steps": [6]}, '
+    '"8": {"candidate_steps": [0]}}',
+    "trtllm": "max_draft_len: 4 and draft_len_schedule: {3: 4, 7: 4}, without drafts above",
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_schedule_is_written_as_the_engine_takes_it(name: str) -> None:
+    """SGLang names the least batch size, TensorRT-LLM the largest, and none is above the first."""
+    lengths, schedule = ((1, 4), (2, 4), (4, 6), (8, 0), (16, 0)), BY_NAME[name].schedule
+    assert schedule is not None
+    advice = [LengthAdvice(concurrency, length, 1.0, 1.0, ()) for concurrency, length in lengths]
+    assert SCHEDULES[name] in schedule(batch_schedule(advice))
+
+
+def test_without_positions_equal_acceptance_is_assumed() -> None:
+    assert equal_rates(1.75, 2) == pytest.approx((0.5, 0.25))
+    assert equal_rates(None, 3) == equal_rates(2.0, 0) == ()
+    assert equal_rates(9.0, 3) == pytest.approx((1, 1, 1))
+
+
+def level(seconds: float, *, mat: float | None = None) -> Level:
+    """One answer of 41 tokens that took so long after its first."""
+    drafting = mat and DraftCounts(steps=20, drafted=80, accepted=round(20 * (mat - 1)))
+    counts: dict[str, Any] = {"num_prompt_tokens": 5, "num_new_tokens": 41, "drafting": drafting}
+    times: dict[str, Any] = {"ttft_s": 0.1, "latency_s": 0.1 + seconds}
+    reply = Reply(text="x", finish_reason="length", **counts, **times)
+    return Level(1, seconds, (Outcome(ReplayPrompt("s", "p", "chat", "x"), reply),))
+
+
+def test_an_engine_that_is_faster_than_its_mat_has_no_speedup() -> None:
+    for plain_s, gain, verdict in (
+        (1.6, "1.60×", "Concurrency 1: 1.60× plain decoding"),
+        (2.1, DASH, "Concurrency 1: no speedup is given"),
+    ):
+        report = Report(BY_NAME["vllm"], (level(1.0, mat=2.0),), (level(plain_s),))
+        assert report.rows()[1][-3] == gain and report.sentences()[0].startswith(verdict)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import time
+import threading
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +33,11 @@ from playground.training.service import Trainings
 from playground.training.work import Speeds, TrainingWork, outlook, predicted_mat
 from storage import RunLog
 from tests.models import build_context, tiny_target
-from tests.playground.asks import finished, start
+from tests.playground.asks import WAIT_S, finished, start, until
 from tests.playground.tiny import tiny_catalog
 
 RECIPE = {"pack_tokens": 256, "packs_per_step": 1, "heads": 2, "epochs": 6.0}
 SESSION = {"evals": 2, "eval_prompts": 1, "eval_tokens": 8, "looks": 3}
-WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def host(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def trainings(host: EngineHost, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    """All learn from the same texts."""
+    """All learn from the same texts, which none may extend."""
     return Trainings(host, tmp_path_factory.mktemp("training"))
 
 
@@ -84,22 +83,37 @@ def plan_for(trainings: Trainings, host: EngineHost, **changes: Any) -> TrainPla
     return plan_of_form(host.catalog, host.log, trainings.corpora, {**form, **changes})
 
 
-def wait(condition: Callable[[], Any]) -> Any:
-    until = time.monotonic() + WAIT_S
-    while not (value := condition()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return value
-
-
 def ended(trainings: Trainings, name: str) -> str:
     """The status that a training ended with."""
     job = trainings.look(name).job
     if job is not None:
-        assert job.over.wait(WAIT_S)
+        until(job.over.is_set)
     state = trainings.look(name)
     assert state.progress.error == "" or state.progress.status == "failed"
     return state.progress.status
+
+
+class Gate:
+    """Holds a training at each of its first steps until it is opened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, num_steps: int) -> None:
+        self._reached, self._opened = threading.Semaphore(0), threading.Semaphore(0)
+        note, numbers = TrainingWork._note_step, iter(range(num_steps))
+
+        def held(training: TrainingWork, *step: Any) -> None:
+            note(training, *step)
+            if next(numbers, None) is not None:
+                self._reached.release()
+                assert self._opened.acquire(timeout=WAIT_S)
+
+        patch.setattr(TrainingWork, "_note_step", held)
+
+    def wait(self) -> None:
+        """Until the training is held."""
+        assert self._reached.acquire(timeout=WAIT_S)
+
+    def open(self) -> None:
+        self._opened.release()
 
 
 def weights(trainings: Trainings, name: str) -> bytes:
@@ -132,12 +146,18 @@ def test_a_training_writes_learns_and_stands_among_the_methods(
 
 
 def test_stopped_or_killed_and_resumed_it_ends_with_the_same_weights(
-    trainings: Trainings, host: EngineHost, whole: str
+    trainings: Trainings, host: EngineHost, whole: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gate = Gate(monkeypatch, 2)
     cut = trainings.start(plan_for(trainings, host))
     assert cut != whole
-    wait(lambda: trainings.look(cut).progress.step >= 2)
+    gate.wait()
+    with pytest.raises(ConfigError, match="is being trained"):
+        trainings.start(plan_for(trainings, host))
+    gate.open()
+    gate.wait()
     trainings.stop(cut)
+    gate.open()
     assert ended(trainings, cut) == "cancelled"
     stopped_at = trainings.look(cut).progress.step
     assert 2 <= stopped_at < trainings.look(whole).progress.num_steps
@@ -157,15 +177,17 @@ def test_stopped_or_killed_and_resumed_it_ends_with_the_same_weights(
 
 
 def test_runs_of_the_page_come_first_and_change_nothing(
-    trainings: Trainings, host: EngineHost, whole: str
+    trainings: Trainings, host: EngineHost, whole: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither do those on the target in another dtype, for which it is loaded anew."""
+    gate = Gate(monkeypatch, 4)  # held once more after the last run
     name = trainings.start(plan_for(trainings, host))
     for dtype in ("float32", "bfloat16", "float32"):
-        wait(lambda: trainings.look(name).progress.step >= 1)
-        run = finished(start(host, method="plain", prompt="Say hello.", dtype=dtype))
-        assert run.state == "completed"
-    assert trainings.look(name).job is not None, "it went on to its end before the runs"
+        gate.wait()
+        run = start(host, method="plain", prompt="Say hello.", dtype=dtype)
+        gate.open()
+        assert finished(run).state == "completed"
+    gate.open()
     assert ended(trainings, name) == "completed"
     assert weights(trainings, name) == weights(trainings, whole)
 
@@ -188,13 +210,15 @@ def test_pauses_for_other_runs_are_not_charged(
 
 
 @pytest.mark.slow
-def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: EngineHost) -> None:
+def test_minutes_are_kept_by_fitting_the_passes(
+    trainings: Trainings, host: EngineHost, tmp_path: Path
+) -> None:
     budget = {"minutes": "0.15", "tokens": ""}
-    name = trainings.start(plan_for(trainings, host, budget=budget))
+    plan = plan_for(trainings, host, budget=budget).replace(corpus=tmp_path / "corpus")
+    name = trainings.start(plan)
     assert ended(trainings, name) == "completed"
     state = trainings.look(name)
     assert state.plan.fitted and state.plan.settings["epochs"] != RECIPE["epochs"]
-    plan = plan_for(trainings, host, budget=budget)
     assert trainings.speeds.read(plan)["train"] > 0
     text = outlook(plan, host.catalog, host.log, trainings.speeds)
     assert "of training, which reads" in text and "MB of disk" in text and "reached MAT" in text
@@ -214,9 +238,12 @@ def test_a_training_speed_holds_for_its_recipe_dtype_and_device(
     assert speeds.read(plan.replace(dtype="bfloat16")) == Speeds(file, "cuda").read(plan) == {}
 
 
-def test_it_learns_from_answers_to_the_logs_own_prompts(
-    trainings: Trainings, host: EngineHost
+def test_it_learns_from_answers_to_the_prompts_of_a_file_and_of_the_log(
+    trainings: Trainings, host: EngineHost, tmp_path: Path
 ) -> None:
+    (file := tmp_path / "mine.jsonl").write_text('{"category": "mine", "turns": ["Tea?"]}\n')
+    plan = plan_for(trainings, host, learn_from="prompts", file=str(file))
+    assert [(one.category, one.turns) for one in plan.prompts] == [("mine", ("Tea?",))]
     with RunLog.open() as empty, pytest.raises(ConfigError, match="no run of tiny"):
         prompts_of_runs(empty, "tiny")
     for prompt in ("Say hello.", "Count to ten.", "Say hello."):
@@ -230,14 +257,6 @@ def test_it_learns_from_answers_to_the_logs_own_prompts(
     assert card is not None and set(card["data"]["categories"]) == {"runs"}
 
 
-def test_a_file_gives_the_prompts(trainings: Trainings, host: EngineHost, tmp_path: Path) -> None:
-    file = tmp_path / "mine.jsonl"
-    file.write_text('{"category": "mine", "turns": ["How are you?"]}\n')
-    plan = plan_for(trainings, host, learn_from="prompts", file=str(file))
-    assert [(one.category, one.turns) for one in plan.prompts] == [("mine", ("How are you?",))]
-    assert plan.corpus != plan_for(trainings, host).corpus
-
-
 def test_a_shipped_corpus_is_copied_before_it_is_extended(
     trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
 ) -> None:
@@ -246,7 +265,7 @@ def test_a_shipped_corpus_is_copied_before_it_is_extended(
         trainings.look(whole).plan.corpus, shipped, ignore=shutil.ignore_patterns("features")
     )
     before = {file: file.read_bytes() for file in shipped.iterdir()}
-    more = Corpus.open(shipped).num_tokens + 500  # other trainings may have extended it
+    more = Corpus.open(shipped).num_tokens + 500
     plan = plan_for(trainings, host, budget={"minutes": "", "tokens": str(more)})
     name = trainings.start(plan.replace(corpus=shipped, corpora=corpora))
     assert ended(trainings, name) == "completed"
@@ -302,11 +321,9 @@ def test_a_damaged_card_hinders_neither_start_nor_look(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "eagel"}, "eagel"),
         ({"learn_from": "prompts"}, "Add a file of prompts"),
         ({"budget": {"minutes": "", "tokens": ""}}, "minutes or tokens must be given"),
         ({"training": {"begin_with": "/etc"}}, "command line only"),
-        ({"training": {"heads": 900}}, "heads must be"),
         ({"target": "nobody"}, "nobody"),
     ],
 )
@@ -317,19 +334,6 @@ def test_mistakes_are_one_sentence(
         plan_for(trainings, host, **changes)
 
 
-def test_only_one_trains_at_a_time_and_names_stay_inside(
-    trainings: Trainings, host: EngineHost
-) -> None:
-    name = trainings.start(plan_for(trainings, host))
-    with pytest.raises(ConfigError, match="is being trained"):
-        trainings.start(plan_for(trainings, host))
-    trainings.stop(name)
-    assert ended(trainings, name) == "cancelled"
-    for wrong in ("../heads", "", "none", "a/b"):
-        with pytest.raises(ConfigError, match="No training is named"):
-            trainings.look(wrong)
-
-
 def test_a_target_that_cannot_be_trained_for_fails_with_its_sentence(
     trainings: Trainings, host: EngineHost
 ) -> None:
@@ -337,6 +341,9 @@ def test_a_target_that_cannot_be_trained_for_fails_with_its_sentence(
     name = trainings.start(plan)
     assert ended(trainings, name) == "failed"
     assert "at least 7" in trainings.look(name).progress.error
+    for wrong in ("../heads", "", "none", "a/b"):
+        with pytest.raises(ConfigError, match="No training is named"):
+            trainings.look(wrong)
 
 
 @pytest.mark.parametrize(

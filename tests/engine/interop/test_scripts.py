@@ -1,4 +1,4 @@
-"""Triton as its guides build it: files, filled templates, and the commands as a shell runs them."""
+"""Exported scripts as they run: Triton's commands and templates, a program for transformers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.drafters import parse_method
-from engine.interop import ENGINES, export_method
-from tests.engine.interop.test_documented import LLAMA, read, written
+from tests.engine.drafters.test_draft_by_text import learned
+from tests.engine.interop.schemas import LLAMA, exported, read
+from tests.models import save_tiny, tiny_model
 
 
 def test_triton_s_documented_parameters(tmp_path: Path) -> None:
@@ -18,10 +19,10 @@ def test_triton_s_documented_parameters(tmp_path: Path) -> None:
         'parameters: { key: "decoding_mode"  value: { string_value: "medusa" } }\n'
         'parameters: { key: "medusa_choices" value: { string_value: "{0}, {0, 0}, {1}, {0, 1}" } }'
     )
-    config = read("triton", text)
+    config = read("triton", text).config
     assert config.model_dump()["medusa_choices"] == ((0,), (1,), (0, 0), (0, 1))
     config = config.replace(speculative_model="FasterDecoding/medusa-vicuna-7b-v1.3")
-    files = written("triton", config, "1.2")
+    files = exported(config, "triton", "1.2").files
     assert files["config.pbtxt"] == (
         'parameters: { key: "decoding_mode"  value: { string_value: "medusa" } }\n'
         'parameters: { key: "medusa_choices"  value: '
@@ -112,10 +113,10 @@ def test_triton_s_two_models_of_the_documented_example(logits: bool, tmp_path: P
     small = "Qwen/Qwen3-0.6B"
     values = {"speculative_model": small, "max_draft_len": 10, "use_draft_probs": logits}
     config = parse_method({"decoding_type": "Draft_Target", **values})
-    export = export_method(config, ENGINES["triton"], target=LLAMA, version="1.2")
+    export = exported(config, "triton", "1.2")
     assert export.verdict == "exact"
     files = export.files
-    back = read("triton", files["request.json"])
+    back = read("triton", files["request.json"]).config
     assert back == config.replace(speculative_model=None)
     converted, target, draft_engine, engine = built(files, tmp_path)
     script = "python3 app/examples/models/core/{}/convert_checkpoint.py --model_dir {} --output_dir"
@@ -141,7 +142,7 @@ def test_triton_s_two_models_in_fp8_on_five_gpus(tmp_path: Path) -> None:
     """The options of the documented example: device lists, FP8, batch, lengths, KV fraction."""
     values = {"speculative_model": "google/gemma-3-1b-it", "max_draft_len": 4}
     config = parse_method({"decoding_type": "Draft_Target", **values, "use_draft_probs": True})
-    files = written("triton", config, "1.2")
+    files = exported(config, "triton", "1.2").files
     options = {"TARGET_DEVICE_IDS": "1,2,3,4", "FP8": "1", "MAX_BATCH_SIZE": "1"}
     draft, target, *engines = built(files, tmp_path, **options)
     assert "quantization/quantize.py" in draft and "--qformat fp8 --kv_cache_dtype fp8" in target
@@ -154,3 +155,46 @@ def test_triton_s_two_models_in_fp8_on_five_gpus(tmp_path: Path) -> None:
     assert launched.endswith("--world_size=6")
     own = built(files, tmp_path / "three")[0]
     assert "gemma/convert_checkpoint.py --ckpt-type hf --model-dir google/gemma-3-1b-it" in own
+
+
+# ---- transformers
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("small"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    tiny_model(seed=1, vocab_size=330).save_pretrained(folder)
+    learned(330).save_pretrained(folder)
+    return folder
+
+
+def printed(settings: dict[str, object], target: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the exported script prints, shortened to 12 tokens."""
+    export = exported(parse_method(settings), "transformers", target=str(target))
+    script = export.files["generate.py"]
+    text = script.replace("max_new_tokens=128", "max_new_tokens=12")
+    assert text != script
+    exec(compile(text, "generate.py", "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_drafting_scripts_print_the_plain_script_s_text(
+    target: Path, small: Path, of_words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = printed({"decoding_type": "Autoregressive"}, target, capsys)
+    draft = {"decoding_type": "Draft_Target", "speculative_model": str(small), "max_draft_len": 3}
+    assert printed(draft, target, capsys) == plain != ""
+    other = {**draft, "speculative_model": str(of_words), "vocabulary": "text"}
+    assert printed(other, target, capsys) == plain
+    lookup = {"decoding_type": "NGram", "lookup": "transformers", "max_matching_ngram_size": 3}
+    assert printed(lookup, target, capsys) == plain
