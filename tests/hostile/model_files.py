@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.model.random_weights import add_tensors
 from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.engine.drafters.heads import save_head
+from tests.engine.methods import save_head
 from tests.hostile.damages import (
     JSON_TEXTS,
     MISSING,

@@ -157,8 +157,9 @@ def test_the_best_tree_is_better_and_within_bounds(editor: Page, host: EngineHos
     found = editor.optimise({**asked, "nodes": 12, "max_depth": 3, "max_width": 4})
     tree = ChoiceTree.parse(found["tree"], form="candidates")
     assert len(tree) == 12 and tree.depth <= 3 and tree.max_rank < 4
-    (best,) = best_trees(table.only("code"), (12,), max_depth=3, max_width=4)
-    assert tree == best.tree != best_trees(table, (12,), max_depth=3, max_width=4)[0].tree
+    within = table.limited_to(max_depth=3, max_width=4)
+    (best,), (of_all,) = best_trees(within.only("code"), (12,)), best_trees(within, (12,))
+    assert tree == best.tree != of_all.tree
     points = editor.curve({**asked, "category": None})["points"]
     assert [point["mat"] for point in points] == sorted(point["mat"] for point in points)
 

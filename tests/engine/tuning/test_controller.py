@@ -374,7 +374,8 @@ def test_a_plain_step_takes_what_most_take(steps_ms: list[float], plain_ms: floa
 
 def test_steps_without_a_find_are_not_charged_on_a_machine_that_has_become_slow() -> None:
     """Ten times as slow as measured, as where another program takes the same cores."""
-    steps, drafter, _ = run(FLAT, ALWAYS, kind=Sparse, pace=lambda step: 10.0)
+    drafter = on_a_machine(FLAT, ALWAYS, Sparse, pace=lambda step: 10.0)
+    steps = drafter.write()
     assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
     assert sum(step.num_drafted > 0 for step in steps) > 0.2 * len(steps)
 

@@ -141,7 +141,7 @@ def test_one_that_is_stopped_in_the_queue_is_resumed_once_however_many_ask(
         service.stop(key)
         shown = finished(service, key)
         assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
-        faults = errors_at_once(lambda _: service.resume(key), num_threads=8)
+        faults = errors_at_once(lambda _: service.resume(key))
         assert [type(fault) for fault in faults] == [ConfigError] * 7
         job = service.look(key).job
         assert job is not None and not job.cancelled()
