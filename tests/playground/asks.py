@@ -71,8 +71,7 @@ def busy(host: EngineHost, *, full: bool = False) -> Iterator[None]:
         run.end("completed")
 
     runs = [host.submit(work, owner="busy")]
-    while host.occupancy[1]:
-        time.sleep(0.001)
+    until(lambda: not host.occupancy[1])
     try:
         runs += [host.submit(work, owner=f"busy {n}") for n in range(MAX_WAITING * full)]
         yield

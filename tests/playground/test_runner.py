@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,9 +15,8 @@ from playground.host.recording import decode_and_record
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
 from playground.host.stream import History
-from tests.playground.asks import ask, busy, finished, start, stored
-
-SLOW = {"delay_ms": "20"}
+from tests.playground.asks import ask, busy, finished, start, stored, until
+from tests.playground.tiny import held_drafts
 
 
 @pytest.mark.usefixtures("auto_drafting")
@@ -32,22 +30,20 @@ def test_what_the_controller_decides_is_in_the_log(host: EngineHost) -> None:
 
 
 def test_stop_ends_within_a_step_and_the_run_is_kept(host: EngineHost) -> None:
-    run = start(host, settings={"delay_ms": "100"}, limits={"max_new_tokens": "400"})
-    while len(run.rows) < 2:
-        time.sleep(0.01)
-    host.cancel_owner("tab")
-    asked = len(run.rows)
+    with held_drafts():
+        run = start(host)
+        until(lambda: run.first)
+        host.cancel_owner("tab")
     assert finished(run).state == stored(host, run).status == "cancelled"
-    assert len(host.log.steps(run.log_id or "")) == len(run.rows) <= asked + 2
+    assert len(host.log.steps(run.log_id or "")) == len(run.rows) <= 1
 
 
 def test_two_tabs_take_turns_in_order(host: EngineHost) -> None:
-    first, second, third = (start(host, owner=name, settings=SLOW) for name in ("a", "b", "c"))
-    while first.state != "running":
-        time.sleep(0.005)
-    assert (host.ahead_of(second), host.ahead_of(third)) == (1, 2)
-    assert second.status_text(1).startswith("waiting for the engine, 1 ahead · ")
-    assert second.first is None
+    with held_drafts():
+        first, second, third = (start(host, owner=name) for name in ("a", "b", "c"))
+        until(lambda: first.state == "running")
+        assert (host.ahead_of(second), host.ahead_of(third)) == (1, 2)
+        assert second.status_text(1).startswith("waiting for the engine, 1 ahead · ")
     for run in (first, second, third):
         assert finished(run).state == "completed"
     assert first.finish == second.finish == third.finish
@@ -61,7 +57,7 @@ def test_stop_ends_a_waiting_run_at_once_and_nobody_waits_for_it(host: EngineHos
         assert stopped.over.is_set() and stopped.state == "cancelled"
         assert (host.ahead_of(behind), host.occupancy) == (1, (1, 1))
     assert finished(behind).state == "completed"
-    assert stopped.first is None and stopped.log_id is None and stopped.state == "cancelled"
+    assert stopped.log_id is None and stopped.state == "cancelled"
 
 
 def test_a_full_queue_refuses_a_run_or_takes_it_for_its_owners_waiting_one(
@@ -79,8 +75,10 @@ def test_a_full_queue_refuses_a_run_or_takes_it_for_its_owners_waiting_one(
 
 
 def test_a_run_takes_the_place_of_its_owners_running_one(host: EngineHost) -> None:
-    running = start(host, settings=SLOW, limits={"max_new_tokens": "400"})
-    again = start(host)
+    with held_drafts():
+        running = start(host)
+        until(lambda: running.first)
+        again = start(host)
     assert finished(running).state == "cancelled" and finished(again).state == "completed"
 
 
@@ -89,7 +87,7 @@ def test_a_bug_in_the_loop_keeps_the_run_as_failed(
 ) -> None:
     run = finished(start(host, settings={"fail_at": "3"}))
     assert run.state == stored(host, run).status == "failed"
-    assert run.error is not None and run.id in run.error and "scripted" not in run.error
+    assert run.error and run.id in run.error and "scripted" not in run.error
     assert "scripted failure" in caplog.text
     assert len(run.rows) == len(host.log.steps(run.log_id or "")) == 3
     assert finished(start(host)).state == "completed"
@@ -131,23 +129,9 @@ def test_what_is_shown_is_in_the_log(host: EngineHost) -> None:
     assert rest.strip("\ufffd") == "", "bytes of a character that the limit cut"
 
 
-def test_chat_continues_with_the_answer_so_far(host: EngineHost) -> None:
-    first = finished(start(host, system="Be brief."))
-    second = finished(start(host, prompt="And again.", parent=first.id))
-    assert first.finish is not None
-    assert second.messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Say hello."},
-        {"role": "assistant", "content": first.finish.text},
-        {"role": "user", "content": "And again."},
-    ]
-    assert list(stored(host, second).messages) == second.messages
-
-
 def test_chat_continues_with_an_answer_that_is_still_being_written(host: EngineHost) -> None:
-    first = start(host, settings=SLOW, limits={"max_new_tokens": "400"})
-    while len(first.rows) < 3:
-        time.sleep(0.01)
+    first = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "400"})
+    until(lambda: len(first.rows) >= 3)
     shown = "".join(first.pieces())
     second = start(host, prompt="And again.", parent=first.id)
     so_far = second.messages[-2]["content"]
@@ -157,10 +141,16 @@ def test_chat_continues_with_an_answer_that_is_still_being_written(host: EngineH
 
 
 def test_chat_continues_from_the_log_after_a_restart(host: EngineHost, history: History) -> None:
-    first = finished(start(host))
+    first = finished(start(host, system="Be brief."))
     host.runs.__init__()  # type: ignore[misc]
     second = finished(start(host, prompt="More.", parent=first.log_id))
-    assert [m["role"] for m in second.messages] == ["user", "assistant", "user"]
+    assert second.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Say hello."},
+        {"role": "assistant", "content": stored(host, first).text},
+        {"role": "user", "content": "More."},
+    ]
+    assert list(stored(host, second).messages) == second.messages
     third = finished(start(host, prompt="More yet.", parent=second.id))
     ids = [first.log_id, second.log_id]
     for run_id in (third.id, third.log_id or ""):
@@ -174,13 +164,6 @@ def test_run_again_repeats_the_prompt_with_new_settings(host: EngineHost) -> Non
     again = finished(start(host, method="plain", prompt="ignored", repeats=first.id))
     assert again.messages == first.messages
     assert again.meta["prompt"] == "Once." and again.meta["title"] == "Plain"
-
-
-def test_loading_is_queued_and_told(host: EngineHost) -> None:
-    assert host.loaded is None
-    run = finished(host.load(host.catalog.target("tiny"), "float32", owner="tab"))
-    assert run.state == "completed"
-    assert host.loaded is not None and host.loaded.dtype_name == "float32"
 
 
 def test_close_ends_every_run_and_a_closed_host_takes_nothing_on(host: EngineHost) -> None:
@@ -198,9 +181,7 @@ def test_close_ends_every_run_and_a_closed_host_takes_nothing_on(host: EngineHos
 def test_closing_waits_only_so_long_for_what_cannot_be_stopped(host: EngineHost) -> None:
     hold = threading.Event()
     host.submit(lambda run: (hold.wait(), run.end("completed"))[1], owner="tab")
-    began = time.monotonic()
     host.close(wait_s=0.2)
-    assert time.monotonic() - began < 10
     hold.set()
 
 

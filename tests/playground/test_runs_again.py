@@ -11,12 +11,11 @@ import pytest
 
 from engine.errors import ConfigError, PromptError
 from engine.model.sources import TargetSpec
-from playground.experiments.forms import closest_method
-from playground.host.environment import _nvidia_driver, machine, weights_digest
+from playground.host.environment import _nvidia_driver, weights_digest
 from playground.host.live import LiveRuns
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
-from playground.runs.details import request_again, request_of
+from playground.runs.details import request_again
 from storage import RunLog
 from tests.playground.asks import ask, finished, start
 from tests.storage.conftest import detail
@@ -31,18 +30,6 @@ def test_a_run_again_has_the_same_settings_and_text(host: EngineHost) -> None:
     assert twin.id != run.id and twin.text == run.text
     assert (twin.setup_id, twin.prompt_id) == (run.setup_id, run.prompt_id)
     assert (twin.method, twin.messages) == (run.method, run.messages)
-
-
-def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
-    asked = ask(prompt="Fill in.", system="Be brief.", settings={"note": "x"})
-    run = detail(
-        host.log, finished(host.generate(read_request(host.catalog, asked), owner="a")).log_id
-    )
-    fields = request_of(host.catalog, run)
-    method = closest_method(host.catalog, fields.config, "tiny")
-    assert (fields.target.name, method, fields.dtype) == ("tiny", "scripted", "float32")
-    assert (fields.mode, fields.system, fields.prompt) == ("chat", "Be brief.", "Fill in.")
-    assert fields.config.model_dump()["note"] == "x" and fields.limits.max_new_tokens == 24
 
 
 def test_what_cannot_be_run_again_is_said(host: EngineHost) -> None:
@@ -86,15 +73,12 @@ def test_a_run_whose_target_cannot_be_loaded_is_in_the_log(host: EngineHost, log
 
 def test_the_surroundings_are_stored_with_every_run(host: EngineHost) -> None:
     known = detail(host.log, finished(start(host)).log_id).environment
-    for name in ("torch", "transformers", "gradio"):
-        assert known["versions"][name]
+    assert {"torch", "transformers", "gradio"} <= known["versions"].keys()
     for name in ("device", "device_name", "threads", "cpu", "cpu_flags", "memory_gib", "platform"):
         assert known[name], name
-    for name in ("driver", "cuda", "gpus", "git_commit", "revision", "weights"):
-        assert name in known, name
+    assert known.keys() >= {"driver", "cuda", "gpus", "git_commit", "revision", "weights"}
     folder = Path(host.catalog.targets["tiny"].path or "")
     assert known["weights_digest"] == weights_digest(folder) and len(known["weights_digest"]) == 64
-    assert machine() is machine(), "looked up once"
 
 
 def test_the_digest_of_weights_tells_them_apart(
@@ -106,16 +90,14 @@ def test_the_digest_of_weights_tells_them_apart(
     content = bytearray(os.urandom(1000)) + bytes(80_000)
     file.write_bytes(content)
     first = weights_digest(tmp_path)
-    assert first is not None and first == weights_digest(tmp_path)
-    content[-1] = 1
-    file.write_bytes(content)
-    assert weights_digest(tmp_path) != first, "the last block counts, and the time of writing"
     (tmp_path / "readme.txt").write_text("no weights")
-    changed = weights_digest(tmp_path)
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / "model.safetensors").write_bytes(content)
-    assert weights_digest(copy) == changed, "where a file lies does not count"
+    assert first is not None and weights_digest(copy) == first == weights_digest(tmp_path)
+    content[-1] = 1
+    file.write_bytes(content)
+    assert weights_digest(tmp_path) != first, "the last block counts, and the time of writing"
 
 
 def test_the_drivers_version_is_read_where_linux_tells_it(

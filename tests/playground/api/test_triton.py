@@ -103,6 +103,7 @@ def test_health_and_metadata(http: httpx.Client) -> None:
         (GENERATE, {**TUTORIAL, "max_tokens": -1}, 400, "max_tokens"),
         (GENERATE, {**TUTORIAL, "parameters": 3}, 400, "parameters"),
         ("/v2/models/none/generate", TUTORIAL, 404, "none"),
+        (GENERATE, {**TUTORIAL, "unheard_of": 1}, 400, "unheard_of"),
         (f"{GENERATE}_stream", {"text_input": 3}, 400, "text_input"),
     ],
 )
