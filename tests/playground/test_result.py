@@ -14,7 +14,7 @@ from engine.config import Sampling
 from engine.metrics import TimeSplit, measure, undisturbed
 from engine.steps import End, Prefill, Record, Step
 from playground.host.live import LiveRuns
-from playground.host.plain import BaselineTimer, PlainStep, RecentTiming, stored_plain_step
+from playground.host.plain import BaselineTimer, PlainStep, Timing, stored_plain_step
 from playground.host.request import read_request
 from playground.host.result import NO_DRAFTS, compare_with_plain, result_of, too_short, warning_of
 from playground.host.runner import EngineHost
@@ -22,6 +22,7 @@ from playground.host.stream import History, run_meta
 from storage import RunLog
 from tests.playground.asks import ask, finished, start, until
 
+Timings = dict[Any, Timing]
 PLAIN = PlainStep(0.009, 0.001, "around", drift=1.0)
 """100 tok/s."""
 
@@ -169,7 +170,7 @@ def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, lo
     grammar: dict[str, Any] = {"structured_output": "regex", "grammar": "[ab]{30}"}
     sampled = finished(start(host, sampling={"temperature": "0.5", "seed": "7", **grammar}))
     assert sampled.plain is not None and host.loaded is not None
-    assert host._recent.timing_for(host.loaded, Sampling(temperature=0.5, **grammar))
+    assert host._last_timings[host.loaded].is_recent(Sampling(temperature=0.5, **grammar))
     programs = replace(read_request(host.catalog, ask()), compares_with_plain=False)
     assert finished(host.generate(programs, owner="api")).plain is None
     assert finished(start(host, method="plain")).plain is None
@@ -189,19 +190,19 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
     monkeypatch.setattr("engine.decode.decode", decode)
 
     def around(
-        recent: RecentTiming, *verify_ms: float, own_step_s: float = 1.0, temperature: float = 0.0
+        last: Timings, *verify_ms: float, own_step_s: float = 1.0, temperature: float = 0.0
     ) -> tuple[PlainStep, PlainStep]:
         """Before a run and after it, if each timing's steps take so long to verify."""
         ms[:] = verify_ms
         sampling = Sampling(temperature=temperature, seed=len(sampled))
-        timer = BaselineTimer(host.build_context(), [5] * 40, sampling, lambda: False, recent)
+        timer = BaselineTimer(host.build_context(), [5] * 40, sampling, lambda: False, last)
         before, after = timer.before, timer.after([5] * 40, own_step_s)
         assert before is not None and after is not None and ms == []
         return before, after
 
-    _, even = around(RecentTiming(), 10.0, 10.0)
+    _, even = around({}, 10.0, 10.0)
     assert even.verify_s == pytest.approx(0.010) and even.doubt(1.0) is None
-    recent = RecentTiming()
+    recent: Timings = {}
     before, step = around(recent, 10.0, 30.0)
     assert (before.doubt(1.0), step.doubt(1.0)) == ("apart", "drift")
     assert step.drift == pytest.approx(31 / 11)

@@ -10,8 +10,8 @@ import pytest
 import presets
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.runs.compare import compare_runs
-from playground.runs.settings import differences, flatten, non_default, short
+from playground.runs.compare import compare_runs, differences
+from playground.runs.settings import flatten, non_default, short
 from playground.web.runs import comparison_html
 from storage import RunLog
 from tests.storage.conftest import detail, timed_run
