@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from engine.drafters.lookup.ngram import NGramConfig
-from playground.host.live import LiveRun
+from engine.errors import ConfigError, PromptError
+from engine.model.sources import TargetSpec
+from playground.host.live import LiveRun, LiveRuns
 from playground.host.recording import decode_and_record
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
 from playground.host.stream import History
+from playground.runs.details import request_again
 from tests.playground.asks import ask, busy, finished, start, stored, until
 from tests.playground.tiny import held_drafts
 
@@ -111,24 +114,6 @@ def test_a_long_prompt_tells_the_tokens_read(
     assert told >= {(f"reading the prompt: {n} of 100 tokens", n / 100) for n in (25, 100)}
 
 
-def test_prompt_longer_than_the_context_is_a_sentence_and_in_the_log(host: EngineHost) -> None:
-    run = finished(start(host, prompt="word " * 400))
-    assert run.state == stored(host, run).status == "failed"
-    assert run.error == stored(host, run).error and "context" in (run.error or "")
-
-
-def test_what_is_shown_is_in_the_log(host: EngineHost) -> None:
-    run = start(host, settings={"delay_ms": "5"}, limits={"max_new_tokens": "200"})
-    while not run.over.wait(0.02):
-        if pieces := run.pieces():
-            assert stored(host, run).first_text == pieces[0]
-            assert len(host.log.steps(run.log_id or "")) >= len(pieces) - 1
-    shown = "".join(run.pieces())
-    assert run.finish is not None and run.finish.text.startswith(shown)
-    rest = run.finish.text[len(shown) :]
-    assert rest.strip("\ufffd") == "", "bytes of a character that the limit cut"
-
-
 def test_chat_continues_with_an_answer_that_is_still_being_written(host: EngineHost) -> None:
     first = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "400"})
     until(lambda: len(first.rows) >= 3)
@@ -190,3 +175,56 @@ def test_what_ended_stays_as_it_ended() -> None:
     run.end("failed", error="It broke.")
     run.end("completed")
     assert (run.state, run.error) == ("failed", "It broke.")
+
+
+# ---- a stored run as a request, and runs that never began
+
+
+def test_a_run_again_has_the_same_settings_and_text(host: EngineHost) -> None:
+    first = finished(start(host, prompt="Once more.", settings={"max_draft_len": "2"}))
+    host.runs.__init__()  # type: ignore[misc]
+    run = stored(host, first)
+    again = finished(host.generate(request_again(host.catalog, run), owner="tab"))
+    twin = stored(host, again)
+    assert twin.id != run.id and twin.text == run.text
+    assert (twin.setup_id, twin.prompt_id) == (run.setup_id, run.prompt_id)
+    assert (twin.method, twin.messages) == (run.method, run.messages)
+
+
+def test_what_cannot_be_run_again_is_said(host: EngineHost) -> None:
+    run = stored(host, finished(start(host)))
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("not known here", {"decoding_type": "Psychic"}),
+        ("unheard_of", {"method": {**run.method, "unheard_of": 1}}),
+        ("target must be one of", {"target": "/etc"}),
+    ]
+    for message, changes in cases:
+        with pytest.raises(ConfigError, match=message):
+            request_again(host.catalog, replace(run, **changes))
+
+
+def test_token_ids_are_no_text_to_run_again(host: EngineHost) -> None:
+    """Different ids may decode to the same text, and a text to other ids."""
+    request = read_request(host.catalog, ask(mode="raw"))
+    runs = [
+        finished(host.generate(replace(request, prompt="", prompt_ids=ids), owner="tab"))
+        for ids in ((5, 6), (5, 6, 1))
+    ]
+    one, other = (stored(host, run) for run in runs)
+    assert runs[0].meta["prompt"] and one.prompt_text == "" and one.prompt_id != other.prompt_id
+    for _ in ("live", "from the log"):
+        with pytest.raises(PromptError, match="token ids"):
+            host.generate(request_again(host.catalog, one), owner="tab")
+        host.runs = LiveRuns()
+
+
+def test_a_run_whose_target_cannot_be_loaded_is_in_the_log(host: EngineHost) -> None:
+    request = read_request(host.catalog, ask(prompt="Never asked."))
+    missing = TargetSpec(name="missing", title="Missing", path="/no/such/folder")
+    run = finished(host.generate(replace(request, target=missing), owner="tab"))
+    assert run.state == "failed" and run.error is not None and "/no/such/folder" in run.error
+    entry = stored(host, run)
+    assert (entry.status, entry.error, entry.target) == ("failed", run.error, "missing")
+    assert entry.prompt_text == "Never asked." and entry.method["decoding_type"] == "Scripted"
+    assert entry.num_steps == 0 and host.log.steps(entry.id) == ()
+    assert finished(start(host)).state == "completed", "the engine goes on"

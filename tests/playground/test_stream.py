@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, status_of
 from storage import NewRun, StepRow
 from tests.playground.asks import finished, start
+from tests.playground.tiny import held_drafts
 from tests.storage import conftest
 from tests.storage.conftest import step
 
@@ -26,12 +28,17 @@ def test_a_stream_has_every_event_and_what_was_missed_is_told_again(
     host: EngineHost, history: History
 ) -> None:
     async def collect(run: LiveRun) -> list[dict[str, Any]]:
-        return [message async for message in follow(RunStream([run], host.ahead_of))]
+        stream = follow(RunStream([run], host.ahead_of))
+        first = await anext(stream)
+        drafts.close()
+        return [first, *[message async for message in stream]]
 
-    run = start(host, settings={"delay_ms": "10"})
-    messages = asyncio.run(collect(run))
+    with ExitStack() as drafts:
+        drafts.enter_context(held_drafts())
+        run = start(host)
+        messages = asyncio.run(collect(run))
     events = [event for message in messages for event in json.loads(message["ev"])]
-    assert [m["seq"] for m in messages] == list(range(len(messages))) and len(messages) > 3
+    assert [m["seq"] for m in messages] == list(range(len(messages))) and len(messages) > 1
     assert [event[1] for event in events] == list(range(run.num_events))
     assert "".join(piece for event in events for piece in event[2]) == "".join(run.pieces())
     assert messages[-1]["status"][run.id]["state"] == "completed"

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFWriter
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import presets
@@ -84,6 +86,12 @@ def test_heads_in_an_opened_folder_are_offered_and_may_be_named(folder: Path) ->
     kinds = {"medusa": "Medusa", "eagle": "Eagle", "eagle3": "Eagle3", "redrafter": "ReDrafter"}
     for name in (*kinds, "draft"):
         (folder / name).symlink_to(shipped / f"{name}-smollm2-135m")
+    for kind, own in (("DFlash", "hidden_norm.weight"), ("P_EAGLE", "mask_hidden")):
+        (folder / kind).mkdir()
+        names = ("fc.weight", "layers.0.self_attn.q_proj.weight", own)
+        tensors = {name: torch.zeros(1) for name in names}
+        save_file(tensors, folder / kind / "model.safetensors")
+    kinds |= {"DFlash": "DFlash", "P_EAGLE": "P_EAGLE"}
     (folder / "notes").mkdir()
     catalog = catalog_within(Catalog.shipped(), (), (), may_open=True)
     before = catalog.method_choices(str(folder))
