@@ -20,7 +20,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, SourceError, validate_choice
 from engine.model.sources import Locate, Shipped, TargetSpec
 from playground.host.local_drafters import draft_models_of, heads_of
-from presets import MethodPreset, PromptSuite
+from presets import MethodPreset, Prompt, PromptSuite
 from presets import locate as locate_shipped
 
 SHIPPED = tuple(presets.FOLDER / kind for kind in get_args(Shipped))
@@ -216,29 +216,17 @@ class Catalog:
 
     def first_prompt(self) -> str:
         """The initial prompt: an example on which drafting works well."""
-        prompts = [p for s in self.suites.values() if s.examples for p in s.prompts if not p.raw]
-        return next((p.turns[0] for p in prompts if p.category == FIRST_CATEGORY), "")
+        prompts = [one for one in self.examples().values() if not one.raw]
+        return next((one.turns[0] for one in prompts if one.category == FIRST_CATEGORY), "")
 
-    def examples(self) -> list[tuple[str, str]]:
-        """Example prompts: a label and a key `suite/index`."""
-        return [
-            (f"{prompt.category}: {' '.join(prompt.turns[0].split())[:70]}", f"{name}/{i}")
-            for name, suite in self.suites.items()
+    def examples(self) -> dict[str, Prompt]:
+        """Example prompts by label."""
+        return {
+            f"{prompt.category}: {' '.join(prompt.turns[0].split())[:70]}": prompt
+            for suite in self.suites.values()
             if suite.examples
-            for i, prompt in enumerate(suite.prompts)
-        ]
-
-    def example(self, key: object) -> tuple[str, bool]:
-        """Text of an example, and whether it is a raw completion.
-
-        Raises ConfigError: there is no such example.
-        """
-        name, _, index = key.rpartition("/") if isinstance(key, str) else ("", "", "")
-        suite = self.suites.get(name)
-        if suite is None or not index.isdigit() or int(index) >= len(suite.prompts):
-            raise ConfigError(f"There is no example prompt {key!r:.80}.")
-        prompt = suite.prompts[int(index)]
-        return prompt.turns[0], prompt.raw
+            for prompt in suite.prompts
+        }
 
 
 def catalog_within(

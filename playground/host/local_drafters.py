@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
+from engine.drafters.heads.checkpoint import method_of
 from engine.drafters.heads.medusa import count_heads
 from engine.errors import PlaygroundError
 from engine.kernels.cpu.gguf import GGUFFile
@@ -18,13 +19,6 @@ from engine.model.sources import TargetSpec
 from presets import MethodPreset
 
 MAX_FOLDERS = 64
-HEAD_TENSORS = {
-    "midlayer.hidden_norm.weight": "Eagle3",
-    "layers.0.hidden_norm.weight": "Eagle3",
-    "rnn_u.weight": "ReDrafter",
-    "fc.weight": "Eagle",
-}
-"""Tensors that only heads of one kind have; the first present decides."""
 LOCAL_PREFIX = "local "
 """Prefix of the keys of draft models on this machine."""
 MAX_SHARE, MAX_MODELS = 0.5, 3
@@ -55,12 +49,9 @@ def heads_of(spec: TargetSpec) -> list[MethodPreset]:
 
 def _type_of(place: Path) -> str | None:
     try:
-        names = tensor_names(str(place))
-        if count_heads(str(place)):
-            return "Medusa"
+        return "Medusa" if count_heads(str(place)) else method_of(tensor_names(str(place)))
     except (PlaygroundError, OSError):
         return None
-    return next((kind for name, kind in HEAD_TENSORS.items() if name in names), None)
 
 
 def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[MethodPreset]:

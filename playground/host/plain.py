@@ -11,9 +11,8 @@ A speedup is the ratio of the two displayed tok/s by the wall clock, over all st
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -107,18 +106,20 @@ class BaselineTimer:
         prompt_ids: Sequence[int],
         sampling: Sampling,
         cancelled: Callable[[], bool],
-        recent: RecentTiming,
+        last: MutableMapping[Target, Timing],
     ) -> None:
         """Time it before the run, unless the timing after the last run is recent.
 
         Args:
             sampling: of the run; filtering a large vocabulary may take as long as a forward.
+            last: the timing after the last run by target; updated.
         """
         self._context, self._cancelled = context, cancelled
         self._brief_ids = list(prompt_ids)[-BRIEF_CONTEXT:]
-        self._sampling, self._recent = sampling.replace(seed=0), recent
-        timing = recent.timing_for(context.target, self._sampling)
-        self._before = timing or self._time(self._brief_ids, BEFORE_S)
+        self._sampling, self._last = sampling.replace(seed=0), last
+        timing = last.get(context.target)
+        is_usable = timing is not None and timing.is_recent(self._sampling)
+        self._before = timing if is_usable else self._time(self._brief_ids, BEFORE_S)
 
     @property
     def before(self) -> PlainStep | None:
@@ -151,10 +152,10 @@ class BaselineTimer:
         is_long = len(token_ids) > LONG_TEXT
         there = self._time(list(token_ids)[-MAX_CONTEXT:], AFTER_S) if is_long else again
         noise = max(before.noise, again.noise)
-        self._recent.put(self._context.target, self._sampling, again)
+        self._last[self._context.target] = again
         return (there or again).step((1 + 1 / drift) / 2, drift, noise)
 
-    def _time(self, token_ids: Sequence[int], max_s: float) -> _Timing | None:
+    def _time(self, token_ids: Sequence[int], max_s: float) -> Timing | None:
         """None where it was stopped, or the context is full."""
         from engine.decode import decode
         from engine.drafters.autoregressive import AutoregressiveConfig
@@ -175,44 +176,30 @@ class BaselineTimer:
         for record in records:
             tally.add(record)
         steps = tally.by_size.get(0, [])[NUM_WARM_UP:]
-        return _Timing.of(steps) if len(steps) > 1 and not self._cancelled() else None
+        if len(steps) < 2 or self._cancelled():
+            return None
+        times = [step.total_s for step in steps]
+        noise = percentile(times, 75) / percentile(times, 25)
+        return Timing(TimeSplit.mean(undisturbed({0: steps})), noise, self._sampling)
 
 
 @dataclass(frozen=True, slots=True)
-class _Timing:
-    """One timing: the mean of the undisturbed steps, the quartiles of all."""
+class Timing:
+    """One timing: the mean of the undisturbed steps, the ratio of the quartiles of all."""
 
     split: TimeSplit
     noise: float
+    sampling: Sampling
+    ended_s: float = field(default_factory=time.monotonic)
 
-    @classmethod
-    def of(cls, steps: Sequence[TimeSplit]) -> _Timing:
-        times = [step.total_s for step in steps]
-        noise = percentile(times, 75) / percentile(times, 25)
-        return cls(TimeSplit.mean(undisturbed({0: steps})), noise)
+    def is_recent(self, sampling: Sampling) -> bool:
+        """Whether it was made with this sampling, within the last `RECENT_S`."""
+        return self.sampling == sampling and time.monotonic() - self.ended_s < RECENT_S
 
     def step(self, scale: float, drift: float | None, noise: float = 1.0) -> PlainStep:
         other_s = self.split.total_s - self.split.verify_s
         times = scale * self.split.verify_s, scale * other_s
         return PlainStep(*times, "around", drift=drift, noise=noise)
-
-
-class RecentTiming:
-    """The last timing after a run, with its target, sampling and end."""
-
-    def __init__(self) -> None:
-        self._last: tuple[weakref.ref[Target], Sampling, _Timing, float] | None = None
-
-    def put(self, target: Target, sampling: Sampling, timing: _Timing) -> None:
-        self._last = weakref.ref(target), sampling, timing, time.monotonic()
-
-    def timing_for(self, target: Target, sampling: Sampling) -> _Timing | None:
-        """The last timing, if it has this target and sampling and is still recent."""
-        if self._last is None:
-            return None
-        ref, sampled, timing, ended_s = self._last
-        is_same = ref() is target and sampled == sampling
-        return timing if is_same and time.monotonic() - ended_s < RECENT_S else None
 
 
 def stored_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from engine.drafters.base import Drafter
 from engine.errors import PlaygroundError, PromptError
@@ -27,7 +28,7 @@ from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
 from playground.host.methods import run_badge
 from playground.host.models import Models
-from playground.host.plain import BaselineTimer, RecentTiming
+from playground.host.plain import BaselineTimer, Timing
 from playground.host.recording import decode_and_record, log_failed_start
 from playground.host.request import GenerateRequest
 from playground.host.stream import PARENT, REASON_WORDS, find_run, parent_id, pieces, run_meta
@@ -73,7 +74,7 @@ class EngineHost:
         self._worker: threading.Thread | None = None
         self._closing = False
         self._busy = False
-        self._recent = RecentTiming()
+        self._last_timings: WeakKeyDictionary[Target, Timing] = WeakKeyDictionary()
         self._before_close: list[Callable[[], None]] = []
 
     # ---- for pages, on any thread
@@ -274,7 +275,7 @@ class EngineHost:
             nonlocal plain
             if request.compares_with_plain and request.config.decoding_type != PLAIN:
                 plain = BaselineTimer(
-                    self.build_context(), prompt_ids, request.sampling, is_over, self._recent
+                    self.build_context(), prompt_ids, request.sampling, is_over, self._last_timings
                 )
                 run.plain = plain.before
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, stdev
+from typing import Any
 
 from engine.errors import ConfigError
+from engine.formats import DASH
 from engine.metrics import ratio
 from playground.host.catalog import MethodTypes
-from playground.runs.settings import (
-    changed_settings,
-    differences,
-    flatten,
-    machine,
-    non_default,
-    run_settings,
-    setting_texts,
-)
+from playground.runs.settings import changed_settings, flatten, machine, non_default, short
 from playground.runs.table import Baselines
-from storage import RunDetail, RunLog, Spread
+from storage import RunDetail, RunLog, RunSummary, Spread
 
 FIGURES = (
     "tok_s speedup mat draft_acceptance ttft_s itl_ms step_p50_ms step_p95_ms num_new_tokens"
@@ -116,3 +110,49 @@ def _spread(group: Sequence[RunDetail], figure: str, baselines: Baselines) -> Sp
     seconds = [ratio(run.num_new_tokens - 1, run.tok_s) or 0.0 for run, _ in pairs]
     mean = fmean(values, seconds if figure in RATES else None)
     return Spread(mean, stdev(values) if len(values) > 1 else None)
+
+
+# ---- settings that differ
+
+
+def run_settings(run: RunSummary) -> dict[str, Any]:
+    """All settings of a run, flat: `method.max_draft_len`, `sampling.top_k`, `label.turn`.
+
+    Without the seed of a greedy run, which has no effect.
+    """
+    sampling = dict(run.sampling)
+    if not sampling.get("temperature"):
+        sampling.pop("seed", None)
+    groups = {"method": run.method, "sampling": sampling, "limits": run.limits, "label": run.labels}
+    return {"target": run.target, "dtype": run.dtype, "device": run.device} | flatten(
+        {name: values for name, values in groups.items() if values}
+    )
+
+
+Texts = Mapping[str, Collection[str]]
+"""The distinct values of each setting in the runs of a configuration, as short texts."""
+
+
+def setting_texts(all_settings: Iterable[Mapping[str, Any]]) -> Texts:
+    texts: dict[str, set[str]] = {}
+    for settings in all_settings:
+        for name, value in settings.items():
+            texts.setdefault(name, set()).add(short(value))
+    return texts
+
+
+def differences(
+    configurations: Sequence[Texts], ignored: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """The settings that differ between configurations, or between the runs of a single one.
+
+    Returns:
+        A text per configuration for each name; a dash where a configuration lacks it.
+    """
+    names = dict.fromkeys(name for each in configurations for name in each if name not in ignored)
+    rows = {name: [sorted(each.get(name, [DASH])) for each in configurations] for name in names}
+    return {
+        name: [", ".join(texts) for texts in row]
+        for name, row in rows.items()
+        if any(texts != row[0] for texts in row) or (len(row) == 1 and len(row[0]) > 1)
+    }

@@ -17,6 +17,7 @@ import gradio as gr
 from gradio.renderable import Renderable
 
 from engine.config import Limits, Sampling, Settings
+from engine.errors import validate_choice
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.controls import (
@@ -312,5 +313,6 @@ class PromptForm:
         """Values of prompt and mode."""
         if not key:
             return gr.skip()
-        text, is_raw = self._catalog.example(key)
-        return text, "raw" if is_raw else "chat"
+        examples = self._catalog.examples()
+        prompt = examples[validate_choice("The example", key, examples)]
+        return prompt.turns[0], "raw" if prompt.raw else "chat"

@@ -13,7 +13,7 @@ from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, EngineHost
 from storage import RunDetail
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 def ask(**changes: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def start(host: EngineHost, *, owner: str = "tab", **changes: Any) -> LiveRun:
 
 def until(true: Callable[[], Any]) -> None:
     """Wait until this is true."""
-    deadline = time.monotonic() + 240.0
+    deadline = time.monotonic() + WAIT_S
     while not true():
         assert time.monotonic() < deadline, "never came true"
         time.sleep(0.02)
@@ -71,8 +71,7 @@ def busy(host: EngineHost, *, full: bool = False) -> Iterator[None]:
         run.end("completed")
 
     runs = [host.submit(work, owner="busy")]
-    while host.occupancy[1]:
-        time.sleep(0.001)
+    until(lambda: not host.occupancy[1])
     try:
         runs += [host.submit(work, owner=f"busy {n}") for n in range(MAX_WAITING * full)]
         yield

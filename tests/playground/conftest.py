@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from playground.host.catalog import Catalog
@@ -22,9 +23,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[RunLog]:
-    log = RunLog.open(str(tmp_path / "runs.db"))
-    yield log
-    log.close()
+    with RunLog.open(str(tmp_path / "runs.db")) as log:
+        yield log
 
 
 @pytest.fixture
@@ -50,3 +50,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The program over the tiny target."""
     with serving_tiny(tmp_path_factory.mktemp("served")) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    """A program without a token, on loopback."""
+    with httpx.Client(base_url=served.url, timeout=60) as client:
+        yield client

@@ -20,12 +20,10 @@ from playground.experiments.sweep.trials import figures_of
 from playground.host.baseline import Doubt, doubt_of, trusted_speedup
 from playground.host.plain import PlainStep
 from playground.host.result import compare_with_plain
-from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import DecodeTotals, RunLog, SpeedupCounts
 from tests.playground.bench.requests import measured, plan_of
-from tests.playground.test_fastest import told_ranking
 from tests.playground.test_menu import experiment, label_of
 
 seconds = st.floats(1e-3, 10.0)
@@ -120,31 +118,18 @@ def test_each_reason_is_told_from_the_others(
     assert doubt_of(*steps_s, **evidence) == doubt
 
 
-@pytest.fixture
-def doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one function trusts nothing, wherever it is called from."""
+def test_menus_and_the_table_of_runs_give_the_number_where_it_is_trusted(
+    log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment(log, 12.5)
+
+    def shown() -> list[str]:
+        table = RunTable(log, methods())
+        views = [table.view(TableQuery.parse({"group": group})) for group in (None, "run")]
+        return [label_of(log), str(offered_runs(log)), *map(str, views)]
+
+    assert ["1.25×" in text for text in shown()] == [True] * 4
     for module in list(sys.modules.values()):
         if getattr(module, "doubt_of", None) is doubt_of:
             monkeypatch.setattr(module, "doubt_of", lambda *_, **__: "drift")
-
-
-@pytest.mark.usefixtures("doubtful")
-def test_find_the_fastest_asks(host: EngineHost) -> None:
-    search = told_ranking(host, "a", "b", seconds={"a": 0.05})
-    assert search.leader is None and search.report.fastest is None
-    assert "No speedup is given for a, b: " in search.advice, "a reason is said once"
-
-
-@pytest.mark.usefixtures("doubtful")
-def test_menus_and_the_table_of_runs_ask(log: RunLog) -> None:
-    experiment(log, 12.5)
-    assert label_of(log) == "no weights"
-    assert "×" not in str(offered_runs(log))
-    assert "×" not in str(RunTable(log, methods()).view(TableQuery()))
-    assert "×" not in str(RunTable(log, methods()).view(TableQuery.parse({"group": "run"})))
-
-
-def test_they_give_the_number_where_the_baseline_is_trusted(log: RunLog) -> None:
-    experiment(log, 12.5)
-    assert "1.25×" in label_of(log) and "1.25× plain" in str(offered_runs(log))
-    assert "1.25×" in str(RunTable(log, methods()).view(TableQuery()))
+    assert ["×" in text for text in shown()] == [False] * 4, "wherever they call it from"

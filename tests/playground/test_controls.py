@@ -126,13 +126,9 @@ def test_at_most_four_settings_stand_before_the_rest(cls: type[Settings]) -> Non
 @pytest.mark.parametrize(
     ("name", "values", "hidden", "live"),
     [
-        ("NGram", {"lookup": "transformers"}, {"is_keep_all"}, {"max_draft_len", "drafting"}),
         ("Autoregressive", {}, {"drafting"}, set()),
-        ("Eagle", {}, {"max_total_draft_tokens"}, {"eagle_choices"}),
         ("Eagle", {"use_dynamic_tree": True}, {"eagle_choices"}, {"max_total_draft_tokens"}),
         ("Medusa", {}, {"posterior_alpha"}, {"medusa_choices"}),
-        ("Medusa", {"acceptance": "typical"}, set(), {"posterior_alpha"}),
-        ("Combined", {}, {"retrieval.max_total_draft_tokens"}, {"retrieval.max_draft_len"}),
         (
             "Combined",
             {"model.decoding_type": "Medusa"},
@@ -148,14 +144,11 @@ def test_settings_without_effect_are_hidden(
     assert found is not None and hidden <= found and not live & found
 
 
-def test_greedy_hides_what_only_sampling_reads() -> None:
+def test_sampling_shows_what_is_read_and_reads_a_grammar_at_once() -> None:
     assert state_of(Sampling, {"temperature": 0}).hidden == frozenset(
         {"top_k", "top_p", "min_p", "verification", "grammar"}
     )
     assert state_of(Sampling, {"temperature": 0.7}).hidden == frozenset({"grammar"})
-
-
-def test_a_grammar_is_asked_for_with_structured_output_and_read_at_once() -> None:
     held = {"structured_output": "json_schema", "grammar": '{"type": "objec"}'}
     assert "objec" in state_of(Sampling, held).faults["grammar"]
     shown = state_of(Sampling, {**held, "grammar": '{"type": "object"}'})
@@ -184,7 +177,6 @@ def test_a_lossy_method_within_another_makes_it_lossy() -> None:
 @pytest.mark.parametrize(
     ("name", "raw", "at"),
     [
-        ("NGram", {"max_draft_len": 99}, {"max_draft_len"}),
         ("NGram", {"max_draft_len": 99, "lookup": "x"}, {"max_draft_len", "lookup"}),
         (
             "Eagle",
@@ -192,34 +184,12 @@ def test_a_lossy_method_within_another_makes_it_lossy() -> None:
             {"max_total_draft_tokens"},
         ),
         ("Medusa", {"medusa_choices": "[[0], [0"}, {"medusa_choices"}),
-        ("Medusa", {"medusa_choices": "[[0], [0], [1]]"}, {"medusa_choices"}),
         ("Combined", {"model.matrix_top_k": 99}, {"model.matrix_top_k"}),
-        ("Combined", {"min_match_len": 0, "retrieval.max_draft_len": 3}, {"min_match_len"}),
     ],
 )
 def test_a_fault_stands_at_its_control(name: str, raw: dict[str, Any], at: set[str]) -> None:
     state = state_of(methods()[name], raw)
     assert set(state.faults) == at and state.hidden is None and not state.badge
-
-
-def test_method_within_a_method_parses_back() -> None:
-    combined = methods()["Combined"]
-    raw = {"model.decoding_type": "NGram", "model.max_draft_len": 3, "retrieval.max_draft_len": "5"}
-    found = settings_from(combined, raw).model_dump()
-    assert found["model"]["decoding_type"] == "NGram" and found["model"]["max_draft_len"] == 3
-    assert found["retrieval"]["max_draft_len"] == 5
-    with pytest.raises(ConfigError, match="retrieval.decoding_type must be one of NGram, Suffix"):
-        settings_from(combined, {"retrieval.decoding_type": "Medusa"})
-
-
-def test_numbers_of_a_list_are_written_with_commas() -> None:
-    eagle3 = methods()["Eagle3"]
-    found = settings_from(eagle3, {"eagle3_layers_to_capture": "2, 14, 27"})
-    assert by_name(found)["eagle3_layers_to_capture"].value == "2, 14, 27"
-    assert found.model_dump()["eagle3_layers_to_capture"] == (2, 14, 27)
-    assert (
-        "eagle3_layers_to_capture" in state_of(eagle3, {"eagle3_layers_to_capture": "2, x"}).faults
-    )
 
 
 def test_a_form_of_another_method_within_has_that_methods_controls() -> None:
@@ -231,3 +201,14 @@ def test_a_form_of_another_method_within_has_that_methods_controls() -> None:
     assert "model.lookup" in names and "model.matrix_top_k" not in names
     values = {c["name"]: held.get(c["name"], c["value"]) for c in group["fields"]}
     assert settings_from(type(combined), values) == other
+    with pytest.raises(ConfigError, match="retrieval.decoding_type must be one of NGram, Suffix"):
+        settings_from(type(combined), {"retrieval.decoding_type": "Medusa"})
+
+
+def test_numbers_of_a_list_are_written_with_commas() -> None:
+    eagle3 = methods()["Eagle3"]
+    found = settings_from(eagle3, {"eagle3_layers_to_capture": "2, 14, 27"})
+    assert by_name(found)["eagle3_layers_to_capture"].value == "2, 14, 27"
+    assert found.model_dump()["eagle3_layers_to_capture"] == (2, 14, 27)
+    with pytest.raises(ConfigError, match="eagle3_layers_to_capture"):
+        settings_from(eagle3, {"eagle3_layers_to_capture": "2, x"})

@@ -14,14 +14,15 @@ from engine.config import Sampling
 from engine.metrics import TimeSplit, measure, undisturbed
 from engine.steps import End, Prefill, Record, Step
 from playground.host.live import LiveRuns
-from playground.host.plain import BaselineTimer, PlainStep, RecentTiming, stored_plain_step
+from playground.host.plain import BaselineTimer, PlainStep, Timing, stored_plain_step
 from playground.host.request import read_request
 from playground.host.result import NO_DRAFTS, compare_with_plain, result_of, too_short, warning_of
 from playground.host.runner import EngineHost
 from playground.host.stream import History, run_meta
 from storage import RunLog
-from tests.playground.asks import ask, finished, start
+from tests.playground.asks import ask, finished, start, until
 
+Timings = dict[Any, Timing]
 PLAIN = PlainStep(0.009, 0.001, "around", drift=1.0)
 """100 tok/s."""
 
@@ -41,7 +42,7 @@ def said(values: dict[str, Any], plain: PlainStep | None = PLAIN) -> dict[str, s
 
 
 def test_result_is_the_ratio_of_the_two_rates() -> None:
-    # 2.6 tokens in 12.4 ms are 209.7 tok/s, over 100 tok/s
+    """2.6 tokens in 12.4 ms are 209.7 tok/s, over 100 tok/s."""
     found = said(metrics(2.6, 0.002, 0.0094, 0.001))
     assert found["head"] == "2.10× plain decoding:" and found["mood"] == "faster"
     assert found["text"] == "2.60 tokens a step, and a step takes 1.24× as long as a plain step."
@@ -73,7 +74,6 @@ def timed_records(
 
 
 def test_the_speedup_is_the_ratio_of_the_tok_s_beside_it_however_busy_the_machine_was() -> None:
-    assert said(timed([9.0] * 20, 2))["head"] == "2.00× plain decoding:"
     for ms in ([300.0, 60.0, *[9.0] * 18], [60.0] * 8 + [9.0] * 16, [9.0] * 20):
         values = timed(ms, 2)
         comparison = compare_with_plain(values, PLAIN)
@@ -84,15 +84,12 @@ def test_the_speedup_is_the_ratio_of_the_tok_s_beside_it_however_busy_the_machin
     assert cold["mood"] == "same", "no colour for what is uncertain"
     assert "something else during 2 of 20 steps; the others were about 2.0× plain" in cold["source"]
     assert "only 6 steps" in said(timed([9.0] * 6, 2))["source"]
-    drifted = said(timed([9.0] * 20, 2), replace(PLAIN, drift=1.4))["source"]
-    assert drifted.count("Uncertain") == 1
 
 
 def test_a_step_cheaper_than_a_plain_step_gives_no_number() -> None:
     found = said(timed([3.0] * 20, 2))
     assert found["head"] == "No speedup is given:" and found["text"] == "2.00 tokens a step."
     assert "less time than a step of plain decoding" in found["source"]
-    assert "×" not in found["head"] + found["text"]
 
 
 def test_a_run_that_drafted_now_and_then_is_compared_with_its_own_undrafted_steps() -> None:
@@ -120,14 +117,6 @@ def test_a_run_that_drafted_now_and_then_is_compared_with_its_own_undrafted_step
         assert "timed briefly before and after" in said(values)["source"]
 
 
-def test_while_a_run_goes_on_its_source_does_not_contradict_its_doubt() -> None:
-    before = said(timed([9.0] * 20, 2), replace(PLAIN, drift=None))["source"]
-    assert (
-        "not timed both before and after" in before and "timed briefly before this run." in before
-    )
-    assert "before and after this run." not in before.partition("Plain decoding:")[2]
-
-
 def test_plain_steps_that_differ_make_it_uncertain() -> None:
     values = timed([9.0] * 20, 2)
     assert said(values, replace(PLAIN, drift=1.1, noise=1.4))["head"].startswith("2.00×")
@@ -135,15 +124,16 @@ def test_plain_steps_that_differ_make_it_uncertain() -> None:
         (replace(PLAIN, drift=1.4), "machine's speed changed"),
         (replace(PLAIN, noise=1.6), "busy while plain decoding was timed"),
         (replace(PLAIN, drift=None, source="measured"), "not timed both before and after"),
+        (replace(PLAIN, drift=None), "tok/s, timed briefly before this run."),  # it goes on
     ):
         found = said(values, plain)
         assert (found["head"], found["mood"]) == ("About 2.0× plain decoding:", "same")
         assert found["source"].startswith("Uncertain: ") and words in found["source"]
+        assert found["source"].count("Uncertain") == 1
 
 
 def test_longer_draft_may_take_longer() -> None:
-    short, long = TimeSplit(0.0, 0.005, 0.0, 0.0), TimeSplit(0.0, 0.030, 0.0, 0.0)
-    late = TimeSplit(0.0, 0.090, 0.0, 0.0)
+    short, long, late = (TimeSplit(0.0, seconds, 0.0, 0.0) for seconds in (0.005, 0.030, 0.090))
     kept = undisturbed({0: [short] * 4 + [late], 8: [long] * 3})
     assert kept == [long] * 3 + [short] * 4
 
@@ -156,7 +146,6 @@ def test_slow_run_says_what_costs_most() -> None:
     assert "-0.00" not in said(metrics(1.2, 0.012, 0.010, 0.000999))["text"]
     assert said(metrics(1.2, 0.001, 0.018, 0.001))["advice"].startswith("Verification dominates")
     assert said(metrics(1.0, 0.001, 0.018, 0.001))["advice"] == NO_DRAFTS
-    assert said(metrics(1.2, 0.001, 0.010, 0.001))["mood"] == "same"
 
 
 def test_without_a_comparison_it_says_what_is_known() -> None:
@@ -174,15 +163,14 @@ def test_without_a_comparison_it_says_what_is_known() -> None:
 def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, log: RunLog) -> None:
     run = finished(start(host))
     assert run.plain is not None and run.plain.source == "around" and run.plain.drift is not None
-    live = History(host.runs, log).since(run.id, 0)["figures"]["result"]
-    stored = History(LiveRuns(), log).since(run.log_id or "", 0)["figures"]["result"]
-    assert live == stored and re.search("× plain decoding|No speedup", live["head"])
+    told = History(LiveRuns(), log).since(run.log_id or "", 0)["figures"]["result"]
+    assert re.search("× plain decoding|No speedup", told["head"])
     again = finished(start(host))
     assert again.plain is not None and again.plain != run.plain, "timed anew"
     grammar: dict[str, Any] = {"structured_output": "regex", "grammar": "[ab]{30}"}
     sampled = finished(start(host, sampling={"temperature": "0.5", "seed": "7", **grammar}))
     assert sampled.plain is not None and host.loaded is not None
-    assert host._recent.timing_for(host.loaded, Sampling(temperature=0.5, **grammar))
+    assert host._last_timings[host.loaded].is_recent(Sampling(temperature=0.5, **grammar))
     programs = replace(read_request(host.catalog, ask()), compares_with_plain=False)
     assert finished(host.generate(programs, owner="api")).plain is None
     assert finished(start(host, method="plain")).plain is None
@@ -202,19 +190,19 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
     monkeypatch.setattr("engine.decode.decode", decode)
 
     def around(
-        recent: RecentTiming, *verify_ms: float, own_step_s: float = 1.0, temperature: float = 0.0
+        last: Timings, *verify_ms: float, own_step_s: float = 1.0, temperature: float = 0.0
     ) -> tuple[PlainStep, PlainStep]:
         """Before a run and after it, if each timing's steps take so long to verify."""
         ms[:] = verify_ms
         sampling = Sampling(temperature=temperature, seed=len(sampled))
-        timer = BaselineTimer(host.build_context(), [5] * 40, sampling, lambda: False, recent)
+        timer = BaselineTimer(host.build_context(), [5] * 40, sampling, lambda: False, last)
         before, after = timer.before, timer.after([5] * 40, own_step_s)
         assert before is not None and after is not None and ms == []
         return before, after
 
-    _, even = around(RecentTiming(), 10.0, 10.0)
+    _, even = around({}, 10.0, 10.0)
     assert even.verify_s == pytest.approx(0.010) and even.doubt(1.0) is None
-    recent = RecentTiming()
+    recent: Timings = {}
     before, step = around(recent, 10.0, 30.0)
     assert (before.doubt(1.0), step.doubt(1.0)) == ("apart", "drift")
     assert step.drift == pytest.approx(31 / 11)
@@ -235,8 +223,7 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
 @pytest.mark.slow
 def test_stopped_run_is_compared_with_what_was_timed_before_it(host: EngineHost) -> None:
     run = start(host, settings={"delay_ms": "50"}, limits={"max_new_tokens": "400"})
-    while len(run.rows) < 2:
-        pass
+    until(lambda: len(run.rows) >= 2)
     run.cancel()
     step = finished(run).plain
     assert step is not None and step.doubt(1.0) == "apart"

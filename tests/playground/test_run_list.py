@@ -1,21 +1,26 @@
-"""The table's questions: what comes in is checked, what goes out is plain and complete."""
+"""The table of runs: what comes in is checked, what goes out is plain, changes are done."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+from engine.config import Settings
 from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
+from playground.host.stream import stored_run
 from playground.runs import columns
+from playground.runs.details import Annotation, Selection, facts, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
-from storage import RunLog
+from playground.web.run_files import RunFiles
+from storage import RunLog, StorageError
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
 from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
@@ -51,47 +56,31 @@ def test_a_page_is_plain_json_with_every_column(log: RunLog) -> None:
     assert list(row) == ["id", *COLUMNS]
     assert (row["tags"], row["labels"], row["seed"]) == (["t"], "turn 1", 3)
     assert row["settings"] == "max_draft_len 4 · temperature 0.5", "defaults are not shown"
-    assert row["tok_s"] == "40.0" and row["speedup"] == "–"
-    assert RunTable(log).view(TableQuery())["count"] == "1–1 of 1"
 
 
-def test_pages_and_heads_are_told(log: RunLog) -> None:
-    for _ in range(52):
+def test_pages_and_heads_are_told(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("query", "table"):
+        monkeypatch.setattr(f"playground.runs.{module}.PAGE_SIZE", 2)
+    for _ in range(3):
         log.begin(new_run())
     view = RunTable(log).view(TableQuery(page=1, sort="mat", descending=False))
-    assert view["count"] == "51–52 of 52" and view["pages"] == [1, 2]
-    assert [h["key"] for h in view["heads"] if h["sorted"] == "ascending"] == ["mat"]
-    (tok_s,) = [head for head in view["heads"] if head["key"] == "tok_s"]
-    assert tok_s["help"] == FORMULAS["tok_s"]
-    assert RunTable(log).view(TableQuery(text="nothing"))["nothing"] == "No run matches."
+    assert view["count"] == "3–3 of 3" and view["pages"] == [1, 2]
+    (mat,) = [head for head in view["heads"] if head["sorted"] == "ascending"]
+    assert (mat["key"], mat["help"]) == ("mat", FORMULAS["mat"])
 
 
 def test_filters_reach_the_database(log: RunLog) -> None:
     here = finished_run(log, target="a", labels={"category": "qa"}, tags=("x",), dtype="float32")
     finished_run(log, target="b")
     asked: list[dict[str, Any]] = [
-        {"target": "a"},
         {"labels": {"category": "qa"}},
         {"tag": "x"},
-        {"dtype": "float32"},
         {"ids": [here]},
         {"text": "HELLO", "target": "a", "status": "completed", "ranges": {"mat": [1, 3]}},
     ]
     for question in asked:
         assert [row["id"] for row in cells(log, question)] == [here], question
     assert len(cells(log, {"target": "", "labels": {}, "ranges": {}})) == 2
-    assert cells(log, {"deleted": True}) == []
-
-
-def test_speedup_divides_by_plain_decoding_on_the_same_prompt(log: RunLog) -> None:
-    timed_run(log, 20.0, method=PLAIN, prompt_text="p")
-    timed_run(log, 30.0, method=PLAIN, prompt_text="p")
-    timed_run(log, 99.0, method=PLAIN, prompt_text="p", dtype="float32")
-    fast = timed_run(log, 50.0, prompt_text="p")
-    alone = timed_run(log, 50.0, prompt_text="q")
-    rows = {row["id"]: row["speedup"] for row in cells(log, {})}
-    assert rows[fast] == "2.08×", "20 tokens in 1/2 s + 1/3 s are 24 tok/s"
-    assert rows[alone] == "–"
 
 
 def test_speedups_stay_within_an_experiment_and_plain_decoding_has_none(log: RunLog) -> None:
@@ -124,21 +113,16 @@ def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
         *(last, "compare:c", f"sweep:{'e' * 16}", f"benchmark:{benchmark}", first)
     ]
     compared, swept, measured = rows[1:4]
-    assert measured["method_title"][0] == "Benchmark" and measured["prompt"] == ["mine", ""]
+    assert measured["prompt"] == ["mine", ""]
     assert (measured["settings"], measured["speedup"]) == ("6 requests", "1.50 … 2.50×")
     assert (swept["settings"], swept["speedup"]) == ("4 requests", "1.00 … 1.25×")
     assert (compared["settings"], compared["status"]) == ("2 requests, 1 completed", "partial")
     assert compared["speedup"] == "–", "unequal requests are not compared"
 
-    view = RunTable(log).view(TableQuery())
-    assert view["count"] == "1–5 of 5"
-    assert [row.get("experiment") for row in view["rows"]] == [
-        *(None, "?compare=c", "", f"?benchmark={benchmark}", None)
-    ]
-    inside = TableQuery().in_group("compare:c")
-    assert "experiment = compare:c" in filter_texts(inside)
-    assert {row["id"] for row in RunTable(log).view(inside)["rows"]} >= {failed}
-    assert RunTable(log).view(inside)["count"] == "1–2 of 2"
+    links = [row.get("experiment") for row in RunTable(log).view(TableQuery())["rows"]]
+    assert links == [None, "?compare=c", "", f"?benchmark={benchmark}", None]
+    inside = RunTable(log).view(TableQuery().in_group("compare:c"))["rows"]
+    assert len(inside) == 2 and inside[0]["id"] == failed
     assert len(cells(log, {"group": "run"})) == 14
     assert len(cells(log, {"method_title": "N-gram"})) == 5, "an experiment counts what matches"
 
@@ -152,37 +136,26 @@ def test_groups_are_averaged_and_ordered(log: RunLog) -> None:
     ngram, faster = json.loads(json.dumps(view["rows"]))
     assert ngram["id"] == "N-gram" and ngram["cells"][:3] == [["N-gram", ""], 3, "40.0 ± 0.0"]
     assert faster["cells"][:3] == [["Faster", ""], 1, "90.0"]
-    view = RunTable(log).view(TableQuery(group="method_title", sort="tok_s"))
-    assert [row["id"] for row in view["rows"]] == ["Faster", "N-gram"]
-    view = RunTable(log).view(TableQuery(group="method_title", sort="mat", descending=False))
-    assert [row["id"] for row in view["rows"]] == ["N-gram", "Faster"], "no figure comes last"
+    for sort, descending, ids in (
+        ("tok_s", True, ["Faster", "N-gram"]),
+        ("mat", False, ["N-gram", "Faster"]),  # without the figure last
+    ):
+        query = TableQuery.parse({"group": "method_title", "sort": sort, "descending": descending})
+        assert [row["id"] for row in RunTable(log).view(query)["rows"]] == ids
 
 
 BAD: dict[str, tuple[Any, ...]] = {
-    "text": (3, "x" * 201, "a\x00b", "\udcff"),
-    "status": ("done", ["failed"]),
-    "sort": ("prompt_text", None),
-    "descending": (1,),
-    "deleted": ("yes",),
-    "page": (-1, 1.5, True, 10**9),
-    "target": ({"a": 1},),
-    "tag": ("x" * 700,),
-    "labels": ([["a", "b"]], {"a": 1}, {str(i): "x" for i in range(20)}),
-    "ranges": (
-        *({"prompt": [0, 1]}, {"mat": 3}, {"mat": [1, 2, 3]}),
-        *({"mat": ["1", None]}, {"mat": [math.nan, None]}),
-    ),
-    "ids": ("abc", ["a"] * 501, [3], ["; DROP TABLE runs\n"]),
+    "text": ("x" * 201, "a\x00b", "\udcff"),
+    "sort": ("prompt_text",),
+    "page": (-1, 10**9),
+    "labels": ({str(i): "x" for i in range(20)}, {"a": "x" * 700}),
+    "ranges": ({"prompt": [0, 1]}, {"mat": [1, 2, 3]}, {"mat": [math.nan, None]}),
+    "ids": ("abc", ["a"] * 501, ["; DROP TABLE runs\n"]),
     "limit": (10,),
-    "group": ("", "prompt_text", 3, "label:" + "x" * 700),
+    "group": ("", "prompt_text", "label:" + "x" * 700),
 }
 """Values that fields of a question must not have."""
-BAD_QUESTIONS: list[Any] = [
-    None,
-    [],
-    "text",
-    *({name: v} for name, values in BAD.items() for v in values),
-]
+BAD_QUESTIONS = [None, *({name: value} for name, values in BAD.items() for value in values)]
 
 
 @pytest.mark.parametrize("asked", BAD_QUESTIONS, ids=range(len(BAD_QUESTIONS)))
@@ -207,7 +180,7 @@ def test_filters_are_written_and_read_as_short_texts() -> None:
     assert read_filters(["Tok/S>=1e9"])["ranges"] == {"tok_s": (1e9, None)}
 
 
-@pytest.mark.parametrize("text", ["", "fast", "turn = 1", "tok_s >= x", "prompt_text >= 1", "= 3"])
+@pytest.mark.parametrize("text", ["fast", "turn = 1", "tok_s >= x", "prompt_text >= 1"])
 def test_what_is_no_filter_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^\S.*\.$"):
         read_filters([text])
@@ -224,7 +197,73 @@ def test_a_link_restores_a_query() -> None:
     assert json.loads(json.dumps(read_link(json.dumps(query)).link_values)) == query
 
 
-@pytest.mark.parametrize("link", ["", "{", "[]", "[" * 9000, "x" * 30_000, '{"compare":"all"}'])
+@pytest.mark.parametrize("link", ["{", "[]", "x" * 30_000, '{"compare":"all"}'])
 def test_damaged_links_are_one_sentence(link: str) -> None:
     with pytest.raises(ConfigError):
         read_link(link)
+
+
+# ---- names, notes, tags, deletion
+
+
+def act(log: RunLog, ids: list[str], **changes: Any) -> None:
+    Selection.parse({"ids": ids, **changes}).apply(log)
+
+
+def test_changes_are_done_and_shown(log: RunLog) -> None:
+    run_id = finished_run(log)
+    changes = {"name": "  best ", "note": "tuned\nby hand", "tags": [" b", "a", "b ", ""]}
+    for name, value in changes.items():
+        Annotation.parse({"id": run_id, name: value}).apply(log)
+    now = stored_run(log, run_id)
+    assert (now.name, now.note, now.tags) == ("best", "tuned\nby hand", ("a", "b"))
+    assert split_tags(" b,a, b ,,") == ("a", "b")
+
+
+def test_ticked_runs_are_tagged_together_or_not_at_all(log: RunLog) -> None:
+    ids = [finished_run(log, tags=("keep", "old")) for _ in range(3)]
+    act(log, ids, add=["new", "new"], remove=["old"])
+    for chosen, tags, words in (
+        ([ids[0], "nope"], ["x"], "nope"),
+        (ids, [f"a{n}" for n in range(49)], "50 tags"),  # no more could be imported
+    ):
+        with pytest.raises(StorageError, match=words):
+            act(log, chosen, add=tags)
+    assert [stored_run(log, i).tags for i in ids] == [("keep", "new")] * 3
+
+
+def test_ticked_runs_are_exported_deleted_or_not(log: RunLog) -> None:
+    kept, deleted, other = (log.begin(new_run()) for _ in range(3))
+    act(log, [deleted, other], deleted=True)
+    for shown in (True, False):  # ticks outlive a change of the filters
+        files = RunFiles(log, partial(lambda shown, _: TableQuery(deleted=shown), shown))
+        assert set(files.matching("json", [{"ticked": [kept, deleted]}])) == {kept, deleted}
+        assert set(files.matching("json", [{}])) == ({deleted, other} if shown else {kept})
+
+
+BAD_CHANGES: list[tuple[type[Settings], Any]] = [
+    (Annotation, {"id": "x", "purge": True}),
+    (Annotation, {"id": "x", "name": "n" * 256}),
+    (Annotation, {"id": "x", "name": "a\x00b"}),
+    (Annotation, {"id": "x", "note": "n" * 20_001}),
+    (Annotation, {"id": "x", "tags": ["a"] * 51}),
+    (Annotation, {"id": "x", "tags": ["x" * 129]}),
+    (Selection, {"deleted": True, "ids": []}),
+    (Selection, {"deleted": "yes", "ids": ["x"]}),
+]
+
+
+@pytest.mark.parametrize(("model", "asked"), BAD_CHANGES, ids=range(len(BAD_CHANGES)))
+def test_malformed_changes_are_one_sentence(model: type[Settings], asked: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^\S.*\.$"):
+        model.parse(asked)
+
+
+def test_facts_tell_settings_and_machine(log: RunLog) -> None:
+    run_id = log.begin(new_run(environment={"versions": {"torch": "2"}, "cpu_flags": ["a", "b"]}))
+    finish(log, run_id, status="failed", error="no weights")
+    tables = {title: dict(rows) for title, rows in facts(stored_run(log, run_id)).items()}
+    assert tables["run"]["status"] == "failed" and tables["method"]["max_draft_len"] == "4"
+    assert tables["machine and versions"] == {"versions.torch": "2", "cpu_flags": "a, b"}
+    with pytest.raises(ConfigError, match="nope"):
+        stored_run(log, "nope")

@@ -10,9 +10,8 @@ import pytest
 import presets
 from engine.drafters import methods
 from engine.errors import ConfigError
-from engine.metrics import FORMULAS
-from playground.runs.compare import compare_runs
-from playground.runs.settings import differences, flatten, non_default, short
+from playground.runs.compare import compare_runs, differences
+from playground.runs.settings import flatten, non_default, short
 from playground.web.runs import comparison_html
 from storage import RunLog
 from tests.storage.conftest import detail, timed_run
@@ -65,21 +64,16 @@ def test_figures_that_are_no_numbers_are_left_out(log: RunLog) -> None:
     assert spread is not None and (spread.mean, spread.std) == (10.0, None)
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [([], "at least two"), (["nope", "no"], "at least two"), (["r"] * 201, "At most 200")],
-)
-def test_too_few_or_too_many_runs_are_refused(log: RunLog, ids: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compare_runs(log, ids, {})
+def test_too_few_or_too_many_runs_are_refused(log: RunLog) -> None:
+    for ids, message in ((["nope", "no"], "at least two"), (["r"] * 201, "At most 200")):
+        with pytest.raises(ConfigError, match=message):
+            compare_runs(log, ids, {})
 
 
 def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:
     ids = [timed_run(log, s, method_title="<b>", prompt_text=f"<i>{s}") for s in (1.0, 2.0)]
-    found = comparison_html(compare_runs(log, ids, methods()))
-    assert "<i>" not in found and "&lt;b&gt;" in found
-    assert "2 runs in 1 configuration" in found and f'title="{FORMULAS["mat"]}"' not in found
-    assert "1.3 ± 0.7" in found
+    html = comparison_html(compare_runs(log, ids, methods()))
+    assert "<i>" not in html and "&lt;b&gt;" in html and "1.3 ± 0.7" in html
 
 
 def test_a_method_within_a_method_is_told_by_its_type_and_own_settings(log: RunLog) -> None:

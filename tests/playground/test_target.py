@@ -1,22 +1,29 @@
-"""Targets that the page opens by their place: who may, what is said of them before they load."""
+"""Targets that the page opens by their place, and the drafters for them on the same machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from gguf import GGUFWriter
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import presets
 from engine.errors import ConfigError, PlaygroundError, SourceError
-from engine.model.facts import facts_of, has_chat_template
+from engine.model.facts import TargetFacts, facts_of, has_chat_template
 from engine.model.sources import TargetSpec
+from playground.experiments.fastest import methods_to_try
 from playground.host.catalog import Catalog, catalog_within
+from playground.host.local_drafters import draft_models_of, num_bytes
+from playground.host.menu import LOCAL, MethodMenu
 from playground.web.target import drafters_of, rows_of
-from tests.engine.cpu.tiny_gguf import write_gguf
+from storage import RunLog
+from tests.engine.cpu.tiny_gguf import finish, write_gguf
 from tests.playground.tiny import save_tiny_llama
 
 
@@ -27,9 +34,9 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def facts(folder: Path) -> Any:
-    spec = TargetSpec.of_path_or_hub(str(folder))
-    return facts_of(spec, dtype="float32", device="cpu", cache_dir=folder.parent / "cache")
+def facts(place: Path, dtype: str = "float32") -> TargetFacts:
+    spec = presets.resolve(str(place))
+    return facts_of(spec, dtype=dtype, device="cpu", cache_dir=place.parent / "cache")
 
 
 def test_facts_are_those_of_the_loaded_model(folder: Path) -> None:
@@ -79,6 +86,12 @@ def test_heads_in_an_opened_folder_are_offered_and_may_be_named(folder: Path) ->
     kinds = {"medusa": "Medusa", "eagle": "Eagle", "eagle3": "Eagle3", "redrafter": "ReDrafter"}
     for name in (*kinds, "draft"):
         (folder / name).symlink_to(shipped / f"{name}-smollm2-135m")
+    for kind, own in (("DFlash", "hidden_norm.weight"), ("P_EAGLE", "mask_hidden")):
+        (folder / kind).mkdir()
+        names = ("fc.weight", "layers.0.self_attn.q_proj.weight", own)
+        tensors = {name: torch.zeros(1) for name in names}
+        save_file(tensors, folder / kind / "model.safetensors")
+    kinds |= {"DFlash": "DFlash", "P_EAGLE": "P_EAGLE"}
     (folder / "notes").mkdir()
     catalog = catalog_within(Catalog.shipped(), (), (), may_open=True)
     before = catalog.method_choices(str(folder))
@@ -128,16 +141,15 @@ def test_targets_of_one_title_are_told_apart(tmp_path: Path) -> None:
 def test_the_card_of_a_gguf_file_says_what_its_header_says(dtype: str, tmp_path: Path) -> None:
     about = {"general.name": "Tiny", "general.license": "mit", "tokenizer.chat_template": "{}"}
     path = write_gguf(tmp_path / "file.gguf", "Q4_1", about=about)
-    spec = presets.resolve(str(path))
-    facts = facts_of(spec, dtype=dtype, device="cpu", cache_dir=tmp_path)
-    rows = dict(rows_of(Catalog.shipped(), spec, facts))
+    spec, found = presets.resolve(str(path)), facts(path, dtype)
+    rows = dict(rows_of(Catalog.shipped(), spec, found))
     assert (rows["model"], rows["licence"]) == ("Tiny (file)", "mit")
     assert "Q4_1" in rows["quantization"]
     assert "any small model can draft for it (by text" in rows["drafters"]
     if dtype == "float32":
-        assert facts.num_bytes == 4 * facts.num_parameters and "as float32" in rows["memory"]
+        assert found.num_bytes == 4 * found.num_parameters and "as float32" in rows["memory"]
     elif "speed" not in rows:  # the kernels can be compiled here
-        assert facts.num_bytes == path.stat().st_size and "loaded as q4" in rows["memory"]
+        assert found.num_bytes == path.stat().st_size and "loaded as q4" in rows["memory"]
     assert has_chat_template(spec) is True
     assert has_chat_template(presets.resolve(str(write_gguf(tmp_path / "base.gguf")))) is False
     assert has_chat_template(TargetSpec(name="hub", hub="owner/model")) is None
@@ -145,13 +157,78 @@ def test_the_card_of_a_gguf_file_says_what_its_header_says(dtype: str, tmp_path:
 
 def test_a_quantized_file_keeps_its_bits_whatever_is_asked(tmp_path: Path) -> None:
     four, eight = (write_gguf(tmp_path / f"{kind}.gguf", kind) for kind in ("Q4_1", "Q8_0"))
-    facts = facts_of(presets.resolve(str(four)), dtype="q8", device="cpu", cache_dir=tmp_path)
-    assert (facts.dtype, facts.fault) == ("q4", None)
-    facts = facts_of(presets.resolve(str(eight)), dtype="q4", device="cpu", cache_dir=tmp_path)
-    assert facts.fault and "in 8 bits. Choose q8, or auto." in facts.fault
+    assert (facts(four, "q8").dtype, facts(four, "q8").fault) == ("q4", None)
+    assert "in 8 bits. Choose q8, or auto." in (facts(eight, "q4").fault or "")
 
 
 def test_what_the_kernels_do_not_run_is_said_before_it_loads(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "file.gguf", family="starcoder2")
-    facts = facts_of(presets.resolve(str(path)), dtype="auto", device="cpu", cache_dir=tmp_path)
-    assert facts.fault is None and facts.slow and "starcoder2" in facts.slow
+    found = facts(write_gguf(tmp_path / "file.gguf", family="starcoder2"), "auto")
+    assert found.fault is None and found.slow and "starcoder2" in found.slow
+
+
+# ---- smaller models on the machine draft, of whatever vocabulary
+
+
+def gguf(file: Path, mib: int, **about: str) -> Path:
+    """A model of this size, as its header has it."""
+    write_gguf(file, about=about)
+    with file.open("r+b") as stream:
+        stream.truncate(mib << 20)
+    return file
+
+
+def models(tmp_path: Path) -> tuple[Path, Path]:
+    """A target, and a draft model in the same folder that is small enough."""
+    gguf(tmp_path / "half-and-more.gguf", 501)
+    small = gguf(tmp_path / "small.gguf", 90)
+    return gguf(tmp_path / "target.gguf", 1000), small
+
+
+def test_models_of_half_the_size_draft_by_text(tmp_path: Path) -> None:
+    target, small = models(tmp_path)
+    spec = TargetSpec.of_path_or_hub(str(target))
+    others = Catalog.shipped().targets
+    found = draft_models_of(spec, others.values())
+    drafters = [preset.config.model_dump()["speculative_model"] for preset in found]
+    assert drafters == [str(small), "smollm2-135m-instruct"]
+    assert {preset.config.model_dump()["vocabulary"] for preset in found} == {"text"}
+    tiny = TargetSpec.of_path_or_hub(str(small))
+    assert draft_models_of(tiny, others.values()) == []
+
+
+def test_only_whole_models_that_load_are_offered(tmp_path: Path) -> None:
+    target, small = models(tmp_path)
+    write_gguf(tmp_path / "adapter.gguf", about={"general.type": "adapter"})
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF")
+    projector = GGUFWriter(tmp_path / "mmproj-model.gguf", "clip")
+    projector.add_tensor("v.patch_embd.weight", np.zeros((4, 4), np.float32))
+    finish(projector)
+    for model, mib in (("fits", 100), ("large", 300)):
+        for part in (1, 2):
+            file = tmp_path / f"{model}-{part:05}-of-00002.gguf"
+            writer = GGUFWriter(file, "llama")
+            for field, number in (("count", 2), ("no", part - 1)):
+                writer.add_uint16(f"split.{field}", number)
+            writer.add_tensor(f"blk.{part}.weight", np.zeros((4, 4), np.float32))
+            finish(writer)
+            with file.open("r+b") as stream:
+                stream.truncate(mib << 20)
+    found = draft_models_of(TargetSpec.of_path_or_hub(str(target)), ())
+    names = [Path(one.config.model_dump()["speculative_model"]).name for one in found]
+    assert names == [small.name, "fits-00001-of-00002.gguf"]
+    split = TargetSpec.of_path_or_hub(str(tmp_path / "large-00001-of-00002.gguf"))
+    assert num_bytes(split) == 600 << 20
+
+
+def test_they_are_in_the_menu_and_tried_by_find_the_fastest(tmp_path: Path, log: RunLog) -> None:
+    target, small = models(tmp_path)
+    catalog = catalog_within(Catalog.shipped(), [str(target)], ())
+    assert catalog.resolve(str(small)).path == str(small)
+    labels = [label for label, _ in MethodMenu(catalog, log).choices(str(target))]
+    mine = [label for label in labels if label.endswith(LOCAL)]
+    assert len(mine) == 2 and "by text" in mine[0]
+
+    for num in (2, 1):
+        tried = methods_to_try(catalog, str(target)).values()
+        assert sum(key.startswith("local ") for key in tried) == num
+        small.unlink(missing_ok=True)

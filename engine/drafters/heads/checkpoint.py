@@ -46,7 +46,8 @@ METHODS = {
     "mask_hidden": "P_EAGLE",
     "layers.0.hidden_norm.weight": "Eagle3",
     "hidden_norm.weight": "DFlash",
-    "layers.0.self_attn.q_proj.weight": "Eagle",
+    "rnn_u.weight": "ReDrafter",
+    "fc.weight": "Eagle",
 }
 """Tensors that tell which method's checkpoint it is, and its `decoding_type`; the first decides."""
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -97,7 +98,7 @@ class HeadCheckpoint:
 
     def check_is(self, method: str) -> None:
         """DrafterError if its tensors are those of another method (`decoding_type`)."""
-        own = next((kind for tensor, kind in METHODS.items() if self.has(tensor)), method)
+        own = method_of(self.tensors.tensors) or method
         if own != method:
             raise DrafterError(
                 f"{self.location} is not a checkpoint for {method}. Choose the method {own}."
@@ -382,6 +383,12 @@ def published_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 def _short_name(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].casefold()
+
+
+def method_of(names: Iterable[str]) -> str | None:
+    """`decoding_type` of the checkpoint with these tensors; None where they tell none of them."""
+    renamed = set(map(_renamed, names))
+    return next((kind for tensor, kind in METHODS.items() if tensor in renamed), None)
 
 
 def _renamed(name: str) -> str:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
-import time
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import jsonschema
 import openai
 import pytest
 
 from playground.host.live import LiveRun
-from tests.playground.asks import busy, until
+from tests.playground.asks import busy, finished, until
 from tests.playground.serving import TOKEN, Served
 from tests.playground.test_http import call
 from tests.playground.tiny import held_drafts
 
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
-MESSAGES = [{"role": "user", "content": "Say hello."}]
-CHAT = {"model": "tiny:scripted", "messages": MESSAGES, **OPTIONS}
+CHAT = {
+    "model": "tiny:scripted",
+    "messages": [{"role": "user", "content": "Say hello."}],
+    **OPTIONS,
+}
 TEXT = {"model": "tiny:scripted", "prompt": "def f(x):", **OPTIONS}
 COMPLETIONS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 
@@ -103,7 +105,7 @@ def test_messages_are_a_conversation(http: httpx.Client, served: Served) -> None
     talk = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": parts},
-        {"role": "assistant", "content": "Hello."},
+        {"role": "assistant", "content": "Hello.", "refusal": None, "tool_calls": []},
         {"role": "user", "content": "Again."},
     ]
     answer = http.post("/v1/chat/completions", json={**CHAT, "messages": talk}).json()
@@ -117,13 +119,19 @@ def test_messages_are_a_conversation(http: httpx.Client, served: Served) -> None
     ]
 
 
-IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
+MESSAGE = {"role": "user", "content": "Hi."}
 REFUSED: list[tuple[str, object, str]] = [
     *(("chat", body, word) for body, word in (("{", "JSON"), ([], "mapping"), ({}, "messages"))),
     ("chat", {"messages": []}, "messages"),
     ("chat", {"messages": [{"role": "user"}]}, "content"),
     ("chat", {"messages": [{"role": "x", "content": ""}]}, "role"),
-    ("chat", {"messages": IMAGE}, "content"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content"),
+    ("chat", {"messages": [{**MESSAGE, "tool_calls": [{"id": "1"}]}]}, "tool_calls"),
+    ("chat", {"messages": [{**MESSAGE, "unheard_of": 1}]}, "unheard_of"),
+    ("chat", {"stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
+    ("chat", {"structured_outputs": {"whitespace_pattern": " "}}, "whitespace_pattern"),
+    *((kind, {"unheard_of": 1}, "unheard_of") for kind in ("chat", "text")),
+    ("text", {"logprobs": 0}, "logprobs must be"),
     *(("chat", {"temperature": value}, "temperature") for value in (-1, "hot")),
     ("chat", {"top_p": 2}, "top_p"),
     ("chat", {"max_tokens": 0}, "max_tokens"),
@@ -158,71 +166,41 @@ def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(
         assert word in error["message"] and error["code"] == status and error["type"]
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"ok": {"enum": ["yes", "no"]}, "n": {"enum": [1, 22, 333]}},
-    "required": ["ok", "n"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_pattern": " {0,2}"},  # a random model likes blanks
-}
-FOLLOWED = [
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
-    {"structured_outputs": {"json": SCHEMA}},
-    {"guided_json": json.dumps(SCHEMA)},
-]
-
-
-@pytest.mark.parametrize("asked", FOLLOWED)
-@pytest.mark.parametrize("model", ["tiny", "tiny:scripted"])
-def test_an_answer_follows_the_schema_that_is_asked_for(
-    http: httpx.Client, asked: dict[str, Any], model: str
-) -> None:
-    body = {**CHAT, "model": model, "temperature": 0, "max_tokens": 60, **asked}
-    answer = http.post("/v1/chat/completions", json=body).json()
-    jsonschema.validate(json.loads(text_of(answer["choices"][0])), SCHEMA)
-
-
-def test_models_are_listed_and_described(http: httpx.Client) -> None:
-    listed = http.get("/v1/models").json()
-    assert listed["object"] == "list"
-    names = [model["id"] for model in listed["data"]]
-    assert names == ["tiny", "tiny:plain", "tiny:scripted"]
-    assert http.get("/v1/models/tiny:scripted").json()["id"] == "tiny:scripted"
-    assert http.get("/v1/models/none").status_code == 404
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_ends_its_run(
-    http: httpx.Client, served: Served, stream: bool
-) -> None:
-    # The scripted drafter pauses in every step of its own presets only; a long plain run will do.
-    asked = {**CHAT, "model": "tiny:plain", "max_tokens": 400, "stream": stream}
-    before = served.log.find().total
-    with httpx.Client(base_url=served.url) as leaving:
-        if stream:
-            with leaving.stream("POST", "/v1/chat/completions", json=asked) as answer:
-                next(answer.iter_lines())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.post("/v1/chat/completions", json=asked, timeout=0.05)
-    idle(served)
-    assert served.log.find().total == before + 1
-    newest = served.log.find().rows[0]
-    assert newest.status == "cancelled" and newest.num_new_tokens < 400
-
-
 STREAMED = {
     "/v1/chat/completions": {**CHAT, "stream": True},
     "/v2/models/ensemble/generate_stream": {"text_input": "a"},
 }
 
 
+@contextmanager
+def leaving(served: Served, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """A client asks, and hangs up at the end of the block."""
+    address, content = httpx.URL(served.url), json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc.decode()}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    with socket.create_connection((address.host, address.port or 80)) as client:
+        client.sendall((head + content).encode())
+        yield
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_run(served: Served, stream: bool) -> None:
+    past = served.host.runs.all()
+    with held_drafts():
+        with leaving(served, "/v1/chat/completions", {**CHAT, "stream": stream}):
+            until(lambda: any(run.first for run in served.host.runs.all() if run not in past))
+        run = served.host.runs.all()[-1]
+        until(run.cancel_requested.is_set)
+    assert finished(run).state == "cancelled"
+    assert served.log.find().rows[0].status == "cancelled"
+
+
 @pytest.mark.parametrize("path", STREAMED)
 def test_a_client_that_leaves_while_it_waits_gives_up_its_place(served: Served, path: str) -> None:
     with busy(served.host):
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(served.url + path, json=STREAMED[path], timeout=0.5)
-        idle(served, running=1)
+        with leaving(served, path, STREAMED[path]):
+            until(lambda: served.host.occupancy == (1, 1))
+        until(lambda: served.host.occupancy == (1, 0))
 
 
 @contextmanager
@@ -256,32 +234,25 @@ def test_a_page_that_follows_a_requests_run_does_not_own_it(served: Served) -> N
     assert watchers == 1 and owner.startswith("api/")
 
 
-def idle(served: Served, running: int = 0) -> None:
-    """Wait until nothing waits for the engine, and it does nothing else."""
-    ends = time.monotonic() + 30
-    while served.host.occupancy != (running, 0):
-        assert time.monotonic() < ends, served.host.occupancy
-        time.sleep(0.02)
+def idle(served: Served) -> None:
+    """Wait until the engine does nothing."""
+    until(lambda: served.host.occupancy == (0, 0))
 
 
-@pytest.mark.slow
-def test_sixty_four_clients_at_once_are_answered_or_told_to_wait(served: Served) -> None:
-    def ask(number: int) -> int:
-        asked = {**TEXT, "max_tokens": 4, "stream": bool(number % 2)}
-        answer = httpx.post(f"{served.url}/v1/completions", json=asked, timeout=60)
-        if answer.status_code == 503:
-            assert "retry-after" in answer.headers and answer.json()["error"]["message"]
-        return answer.status_code
-
-    with ThreadPoolExecutor(64) as clients:
-        answers = list(clients.map(ask, range(64)))
-    assert set(answers) <= {200, 503} and answers.count(200) >= 33
-    idle(served)
+def test_a_client_is_told_to_wait_where_the_queue_is_full(served: Served) -> None:
+    with busy(served.host, full=True):
+        answer = httpx.post(f"{served.url}/v1/completions", json=TEXT, timeout=60)
+    assert answer.status_code == 503 and "waiting" in answer.json()["error"]["message"]
+    assert "retry-after" in answer.headers
 
 
 def test_the_openai_package_is_served(served: Served) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-        assert "tiny:scripted" in {model.id for model in client.models.list()}
+        names = ["tiny", "tiny:plain", "tiny:scripted"]
+        assert [model.id for model in client.models.list()] == names
+        assert client.models.retrieve(names[-1]).id == names[-1]
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("none")
         asked = {**CHAT, "extra_body": {"ignore_eos": True}}
         del asked["ignore_eos"]
         whole = client.chat.completions.create(**asked)
@@ -290,13 +261,9 @@ def test_the_openai_package_is_served(served: Served) -> None:
         )
         *chunks, last = list(stream)
         pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
-        assert "".join(pieces) == whole.choices[0].message.content
-        assert whole.usage is not None and last.usage == whole.usage
-        assert last.model_extra and last.model_extra["metrics"]["speculative_decoding"]
+        assert "".join(pieces) == whole.choices[0].message.content and last.usage == whole.usage
         with pytest.raises(openai.BadRequestError, match="n must be 1"):
             client.chat.completions.create(**asked, n=2)
-        with pytest.raises(openai.NotFoundError, match="gpt-9"):
-            client.chat.completions.create(**{**asked, "model": "gpt-9"})
         text = client.completions.create(model="tiny", prompt="def f(x):", max_tokens=8)
         assert text.choices[0].finish_reason in ("length", "stop")
 

@@ -1,9 +1,12 @@
-"""/metrics against the log, and who may read it."""
+"""/metrics against the log, who may read it, and a foreign client that measures by it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -60,18 +63,64 @@ def test_counters_are_the_sums_of_the_log(http: httpx.Client, served: Served) ->
     assert found["vllm:num_requests_running", ""] == found["vllm:num_requests_waiting", ""] == 0
 
 
-@pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[Served]:
+def test_a_key_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
     with serving_tiny(tmp_path, Access(token=TOKEN, api_key="key")) as served:
-        yield served
+        for path in ("/metrics", "/v1/models", "/v2/health/ready"):
+            statuses = [
+                httpx.get(served.url + path, headers=headers).status_code
+                for headers in ({}, bearer("wrong"), bearer("key"), bearer(TOKEN))
+            ]
+            assert statuses == [401, 401, 200, 200]
+        refusal = httpx.get(f"{served.url}/v1/models").json()
+        assert refusal["error"]["type"] == "authentication_error"
+        assert httpx.get(f"{served.url}/config", headers=bearer("key")).status_code == 401
 
 
-def test_a_key_is_asked_for_where_there_is_one(keyed: Served) -> None:
-    for path in ("/metrics", "/v1/models", "/v2/health/ready"):
-        url = keyed.url + path
-        assert httpx.get(url).status_code == 401
-        assert httpx.get(url, headers=bearer("wrong")).status_code == 401
-        assert httpx.get(url, headers=bearer("key")).status_code == 200
-        assert httpx.get(url, headers=bearer(TOKEN)).status_code == 200
-    assert httpx.get(f"{keyed.url}/v1/models").json()["error"]["type"] == "authentication_error"
-    assert httpx.get(f"{keyed.url}/config", headers=bearer("key")).status_code == 401
+QUESTIONS = ("Say hello.", "Name three rivers.", "Count to ten.", "What is tea?")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of a client from the package index."""
+    folder = tmp_path_factory.mktemp("clients")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "aiperf>=0.13,<1"], check=True, timeout=1200)
+    return folder / "bin"
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_aiperf_measures_acceptance_as_the_log_has_it(
+    served: Served, http: httpx.Client, programs: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("\n".join(json.dumps({"text": text}) for text in QUESTIONS))
+    idle(served)
+    known = {row.id for row in served.log.find().rows}
+    before = samples(http)
+    line = f"""
+        profile --model tiny:scripted --url {served.url} --endpoint-type chat --streaming
+        --tokenizer {served.host.catalog.targets["tiny"].path} --input-file {questions}
+        --custom-dataset-type single_turn --request-count 8 --concurrency 2
+        --extra-inputs temperature:0 --extra-inputs max_tokens:24 --extra-inputs ignore_eos:true
+        --use-server-token-count --server-metrics {served.url}/metrics
+        --ui simple --output-artifact-dir {tmp_path / "out"}"""
+    done = subprocess.run(
+        [programs / "aiperf", *line.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
+    idle(served)
+    runs = [served.log.get(row.id) for row in served.log.find().rows if row.id not in known]
+    figures = [run.metrics for run in runs if run is not None]
+    assert len(figures) == found["request_count"]["avg"] == 8
+    assert found["spec_decode_acceptance_length"]["count"] == 8
+    lengths = [one["mat"] for one in figures]
+    assert found["spec_decode_acceptance_length"]["avg"] == pytest.approx(fmean(lengths))
+    for name, key in (("steps", "num_steps"), ("accepted_draft_tokens", "num_accepted")):
+        assert found[f"spec_decode_{name}"]["sum"] == sum(one[key] for one in figures)
+    assert found["output_sequence_length"]["avg"] == 24
+    counted = "vllm:spec_decode_num_accepted_tokens_total", ""
+    grown = samples(http)[counted] - before[counted]
+    assert grown == found["spec_decode_accepted_draft_tokens"]["sum"]
