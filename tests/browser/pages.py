@@ -119,6 +119,14 @@ class GeneratePage:
         self.tab.fill("#pg-prompt textarea", prompt)
         self.tab.keyboard.press("Control+Enter")
 
+    def stream(self, prompt: str, tokens: int = 90, delay_ms: int = 60) -> None:
+        """A run of a few seconds, seen to stream."""
+        self.pick_method("Scripted tree", "max_draft_len")
+        self.short(tokens)
+        self.set("delay_ms", str(delay_ms))
+        self.start(prompt)
+        self.tab.wait_for_selector("#pg-panel .tokens :is(.bonus, .recovered)")
+
     def wait_state(self, *states: str, panel: str = "pg-panel") -> None:
         """Wait until the panel's run is in one of the states."""
         any_of = ", ".join(f'#{panel} .panel[data-state="{state}"]' for state in states)

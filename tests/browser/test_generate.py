@@ -118,10 +118,7 @@ OVERLAPS = """[...document.querySelectorAll('#pg-panel .tokens .rejected')].filt
 
 
 def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage, served: Served) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short(400)
-    page.set("delay_ms", "30")
-    page.start("Reject.")
+    page.stream("Reject.", tokens=400, delay_ms=30)
     rejected = page.tab.locator("#pg-panel .tokens .rejected").first
     rejected.wait_for(state="visible")
     page.wait_state("running")
@@ -148,10 +145,7 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage, served
 
 
 def test_everything_shows_one_step_while_text_streams(page: GeneratePage) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short(400)
-    page.set("delay_ms", "40")
-    page.start("One step at a time.")
+    page.stream("One step at a time.", tokens=400, delay_ms=40)
     page.tab.wait_for_selector("#pg-panel .tree-view svg")
     page.tab.locator("#pg-panel .scrubber input").focus()
     seen = """() => {

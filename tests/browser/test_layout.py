@@ -12,6 +12,10 @@ from tests.browser.pages import NARROW, GeneratePage
 from tests.playground.serving import Served, serving_tiny, with_token
 
 pytestmark = pytest.mark.browser
+SHIFTS = """window.shift = 0;
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) window.shift += entry.value;
+  }).observe({ type: "layout-shift", buffered: %s });"""
 WIDE = {"width": 1440, "height": 1000}
 
 
@@ -19,14 +23,7 @@ def test_nothing_moves_while_streaming(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     page.short(300)
     page.generate("Warm up.")
-    page.tab.evaluate(
-        """() => {
-          window.shift = 0;
-          new PerformanceObserver((list) => {
-            for (const entry of list.getEntries()) window.shift += entry.value;
-          }).observe({ type: "layout-shift" });
-        }"""
-    )
+    page.tab.evaluate(SHIFTS % "false")
     page.generate("Now hold still.")
     assert page.tab.evaluate("window.shift") < 0.1
 
@@ -42,12 +39,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_nothing_moves_while_pages_load(chromium: Any, shipped: Served, viewport: Any) -> None:
     context = chromium.new_context(viewport=viewport)
-    context.add_init_script(
-        """window.shift = 0;
-        new PerformanceObserver((list) => {
-          for (const entry of list.getEntries()) window.shift += entry.value;
-        }).observe({ type: "layout-shift", buffered: true });"""
-    )
+    context.add_init_script(SHIFTS % "true")
     tab = context.new_page()
 
     def load(name: str) -> float:

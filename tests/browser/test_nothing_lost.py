@@ -25,15 +25,6 @@ PANEL = "#pg-panel"
 STORED = "(text) => (localStorage.getItem('pg-generate') ?? '').includes(text)"
 
 
-def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 90) -> None:
-    """A run of a few seconds, seen to stream."""
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short(tokens)
-    page.set("delay_ms", "60")
-    page.start(prompt)
-    page.tab.wait_for_selector(f"{PANEL} .tokens .bonus, {PANEL} .tokens .recovered")
-
-
 def begin_comparison(opened: GeneratePage, tokens: int = 90) -> ComparePage:
     page = ComparePage(opened)
     page.go()
@@ -60,7 +51,7 @@ def value_of(page: GeneratePage, field: str) -> str:
 
 
 def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served) -> None:
-    begin(page)
+    page.stream("Do not lose me.")
     with held_drafts():
         page.tab.fill("#pg-prompt textarea", "The next question, unsent.")
         page.tab.wait_for_function(STORED, arg="The next question, unsent.")
@@ -85,7 +76,7 @@ def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served)
 def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served: Served) -> None:
     for second in (False, True):
         page.tab.click("#pg-new")
-        begin(page, tokens=400)
+        page.stream("Do not lose me.", tokens=400)
         if second:
             shown = reopened(page, page.tab.url)
         else:
@@ -100,7 +91,7 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
 def test_other_tabs_show_the_run_or_their_own_and_leave_it_alone(
     page: GeneratePage, served: Served
 ) -> None:
-    begin(page)
+    page.stream("Do not lose me.")
     with held_drafts():
         run = served.host.runs.all()[-1]
         other = reopened(page, page.tab.url)
@@ -158,7 +149,7 @@ def test_a_closed_browser_leaves_the_run_to_the_next(
     chromium: Any, served: Served, tmp_path: Path
 ) -> None:
     with GeneratePage.opened(chromium, served.url) as leaving:
-        begin(leaving, tokens=400)
+        leaving.stream("Do not lose me.", tokens=400)
         kept = leaving.tab.context.storage_state()
         run = served.host.runs.all()[-1]
     time.sleep(0.5)
@@ -261,7 +252,7 @@ def test_a_reload_finds_the_comparison_that_goes_on(page: GeneratePage, served: 
 
 
 def test_esc_closes_a_list_first_and_tab_leaves_none_open(page: GeneratePage) -> None:
-    begin(page, tokens=400)
+    page.stream("Do not lose me.", tokens=400)
     page.tab.click("#pg-target input")
     for _ in range(5):
         page.tab.keyboard.press("Tab")
@@ -309,7 +300,7 @@ def test_a_killed_server_is_said_and_its_run_and_comparison_found_when_it_is_bac
         own_server(tmp_path) as ((restart, kill), url),
         GeneratePage.opened(chromium, url) as page,
     ):
-        begin(page, tokens=400)
+        page.stream("Do not lose me.", tokens=400)
         kill()
         page.wait_state("lost")
         assert "does not respond" in page.tab.inner_text(f"{PANEL} .alert")
