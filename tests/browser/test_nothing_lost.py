@@ -77,13 +77,14 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
     for second in (False, True):
         page.tab.click("#pg-new")
         page.stream("Do not lose me.", tokens=400)
-        if second:
-            shown = reopened(page, page.tab.url)
-        else:
-            page.reload()
-            shown = page
-        shown.wait_state("running")
-        shown.tab.keyboard.press("Escape")
+        with held_drafts():
+            if second:
+                shown = reopened(page, page.tab.url)
+            else:
+                page.reload()
+                shown = page
+            shown.wait_state("running")
+            shown.tab.keyboard.press("Escape")
         shown.wait_state("cancelled")
         assert served.host.runs.all()[-1].state == "cancelled"
 
