@@ -192,7 +192,7 @@ def theme() -> gr.themes.Base:
         button_large_text_weight="500",
         button_primary_background_fill="*primary_600",
         button_primary_background_fill_hover="*primary_700",
-        button_primary_background_fill_hover_dark="*primary_500",
+        button_primary_background_fill_hover_dark="*primary_700",
         button_secondary_background_fill="white",
         button_secondary_background_fill_dark="*neutral_800",
         button_secondary_border_color_dark="*neutral_700",
