@@ -40,7 +40,7 @@ from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
 from engine.tree import MAX_NODES
 from engine.tuning.account import LossAccount, RunningSpeedup, Trials
-from engine.tuning.costs import HICCUP_RATIO, DraftKind
+from engine.tuning.costs import DraftKind
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.lazy_drafter import LazyDrafter
 from engine.tuning.survival import TrackedDraft, has_usable_probs
@@ -446,14 +446,14 @@ class ControlledDrafter(Drafter):
             self._record_plain_step(ms)
             return
         num_tokens, plan, verify_ms = self._num_committed, step.plan, ms - step.draft_ms
-        hiccup_ms, learnt_ms = self._hiccup(step.draft_ms, step.usual_draft_ms)
+        hiccup_ms, learnt_ms = costs.split_hiccup(step.draft_ms, step.usual_draft_ms)
         if step.rows == 1:  # a plain step, but for the draft
             self.account.add_drafted_step(step.draft_ms, 0, hiccup_ms)
             self._record_plain_step(verify_ms)
             learnt_ms += costs.plain_ms
         else:
             usual_ms = costs.verify_ms(step.rows, step.depth or None)
-            verify_hiccup_ms, learnt_verify_ms = self._hiccup(verify_ms, usual_ms)
+            verify_hiccup_ms, learnt_verify_ms = costs.split_hiccup(verify_ms, usual_ms)
             learnt_ms += learnt_verify_ms
             self.account.add_drafted_step(ms, num_tokens, hiccup_ms + verify_hiccup_ms)
             costs.observe_verify(verify_ms, step.rows, step.depth)
@@ -468,14 +468,6 @@ class ControlledDrafter(Drafter):
         before_ms = costs.plain_ms
         after_ms = costs.plain_ms if costs.observe_plain(ms) else None
         self.account.add_plain_step(ms, before_ms, after_ms)
-
-    def _hiccup(self, ms: float, usual_ms: float) -> tuple[float, float]:
-        """Of a time, what a hiccup took, and what is learnt from it.
-
-        The account charges a hiccup; it says little of later drafts.
-        """
-        most_ms = max(HICCUP_RATIO * usual_ms, usual_ms + self.experience.costs.plain_ms)
-        return (ms - usual_ms, most_ms) if ms > most_ms else (0.0, ms)
 
 
 def _loss_text(loss_ms: float) -> str:

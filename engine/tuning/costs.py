@@ -130,6 +130,14 @@ class Costs:
             scale = measured / (self._curve_overhead + PRIOR_OVERHEAD)
             self.row_scale = min(max(scale, 0.5), 4.0)
 
+    def split_hiccup(self, ms: float, usual_ms: float) -> tuple[float, float]:
+        """Of a time, what a hiccup took, and what is learnt from it.
+
+        The account charges a hiccup; it says little of later drafts.
+        """
+        most_ms = max(HICCUP_RATIO * usual_ms, usual_ms + self.plain_ms)
+        return (ms - usual_ms, most_ms) if ms > most_ms else (0.0, ms)
+
     def draft_ms(self, kind: DraftKind, depth: int) -> float:
         """Expected time of a draft; a tenth of a plain step where none was made."""
         times = self.draft_times.get(kind)
