@@ -69,7 +69,11 @@ def module_component(
 
 
 def hidden_value(value: Any = None, *, js: str = "") -> gr.HTML:
-    """An invisible component that holds a value; `js` runs when it is mounted."""
+    """An invisible component that holds a value, plain JSON; `js` runs when it is mounted.
+
+    With a `gr.State`, every tab would keep a connection open for as long as it is shown, and a
+    browser has six of them for all tabs of a server.
+    """
     return gr.HTML(value, html_template="", js_on_load=js, elem_classes="pg-none")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 import plotly.graph_objects as go
 from anyio.to_thread import run_sync
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from engine.config import Settings
 from engine.errors import validate_choice
@@ -21,6 +21,7 @@ from playground.connect.session import Address, measure
 from playground.errors import fault_of
 from playground.host.catalog import Catalog
 from playground.plots import HUES, styled
+from playground.web.components import hidden_value
 from playground.web.forms import QUEUED, UNQUEUED, Updates
 from playground.web.results import HTML, Cell, sentence_html, table_html
 from storage import RunLog
@@ -28,6 +29,8 @@ from storage import RunLog
 POLL_S = 2.0
 WHERE = "connecting to an engine"
 MAX_PROMPTS, MAX_TOKENS = 200, 2048
+LAST_READING = TypeAdapter(tuple[float, Reading])
+"""When the counters were read, in seconds since the epoch, and what they were."""
 ABOUT = (
     "Watches or measures a running engine: "
     + ", ".join(engine.title for engine in ENGINES)
@@ -80,7 +83,7 @@ class ConnectPage:
                 self._load()
             with gr.Column(scale=4, elem_classes="pg-main"):
                 self._results()
-        self.last_reading = gr.State(None)
+        self.last_reading = hidden_value()
         self.timer = gr.Timer(POLL_S, active=False)
         self._listen()
 
@@ -154,18 +157,20 @@ class ConnectPage:
         The figures stay as they are if nothing was decoded in between.
         """
         try:
+            before = last and LAST_READING.validate_python(last)
             where, reading = await _read_counters(url, key, model)
         except Exception as error:
             return {self.message: sentence_html(fault_of(error, where=WHERE))} | (
                 {} if last else {self.live: "", self.timer: gr.Timer(active=False)}
             )
-        now_s = time.monotonic()
-        updates: Updates = {self.message: sentence_html(where), self.last_reading: (now_s, reading)}
-        if not isinstance(last, tuple):
+        now_s = time.time()
+        kept = LAST_READING.dump_python((now_s, reading), mode="json")
+        updates: Updates = {self.message: sentence_html(where), self.last_reading: kept}
+        if not before:
             live = LIVE.render(figures=reading_figures(reading, None), note="Since its start.")
             return updates | {self.live: live, self.timer: gr.Timer(active=True)}
-        last_s, before = last
-        growth, restarted = between(before, reading)
+        last_s, last_reading = before
+        growth, restarted = between(last_reading, reading)
         if growth.steps or growth.generated or restarted:
             seconds = now_s - last_s
             note = "The engine was restarted." if restarted else f"In the last {seconds:.0f} s."

@@ -17,6 +17,7 @@ from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.training.service import TrainingState
 from playground.web.address import address_js
+from playground.web.components import hidden_value
 from playground.web.forms import RAW, RAW_LATEST, Updates, dropdown_of, skip_on_fault
 from playground.web.results import sentence_html, show_fault_in, state_html, table_html
 from storage import RunQuery
@@ -171,7 +172,7 @@ class ExperimentPage(ABC):
             self.resume = gr.Button("Resume", visible=False, elem_id=f"pg-{self.name}-resume")
         self.state = gr.HTML(state_html("", self.empty), elem_id=f"pg-{self.name}-state")
         self.timer = gr.Timer(1, active=False)
-        self.shown_version = gr.State()
+        self.shown_version = hidden_value()
 
     # ---- listeners
 
@@ -267,7 +268,7 @@ class ExperimentPage(ABC):
                 self.timer: gr.Timer(active=now.status == "running" or now.job is not None),
                 self.report_column: gr.Column(visible=True),
             }
-            version = (key, now.version, *options)
+            version = [key, now.version, *options]
             if version != shown_version:
                 updates |= {self.picker: self.menu(key), self.shown_version: version}
                 updates |= zip(self.report_outputs, self.report(now.results, *options), strict=True)

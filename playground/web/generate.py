@@ -28,7 +28,7 @@ from playground.host.result import as_set_sentence
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.address import address_js, link_params, switch_to
-from playground.web.components import static_text, token_panels
+from playground.web.components import hidden_value, static_text, token_panels
 from playground.web.fastest import FastestPanel
 from playground.web.forms import (
     QUEUED,
@@ -141,7 +141,7 @@ class GeneratePage:
         self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self.mode_note = gr.HTML()
-        self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
+        self.mode_parts = [self.target, self.mode, hidden_value(False), self.mode_note]
         """The third: whether the page, not the user, chose Completion."""
         self._buttons()
         self.examples = Examples(self.catalog, self.target)

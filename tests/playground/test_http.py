@@ -54,6 +54,12 @@ def test_stop_only_stops_its_own_session(served: Served) -> None:
     assert finished(run).state == "completed"
 
 
+def test_no_tab_keeps_a_connection_open(served: Served) -> None:
+    """A browser has six for all tabs of a server; heartbeats of some tabs would use them up."""
+    with served.client() as client:
+        assert client.get("/config").json()["connect_heartbeat"] is False
+
+
 # ---- listeners that run on the loop that answers requests
 
 NO_RUN = "0123456789abcdef"
