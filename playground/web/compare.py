@@ -48,7 +48,15 @@ from playground.web.components import (
     text_of,
 )
 from playground.web.configurations import ConfigurationPicker, read_configurations
-from playground.web.forms import QUEUED, UNLABELLED, UNQUEUED, PromptForm, SettingsForm, Updates
+from playground.web.forms import (
+    QUEUED,
+    RAW_QUEUED,
+    UNLABELLED,
+    UNQUEUED,
+    PromptForm,
+    SettingsForm,
+    Updates,
+)
 from playground.web.memory import last_shown_js, owner_of
 from playground.web.report import report_html
 from playground.web.results import Cell, save_on_click, sentence_html, table_html
@@ -271,7 +279,7 @@ class ComparePage:
             [*self.values, self.form.values, self.run_form.values, *tab_and_panels],
             self.results,
             api_name="compare",
-            **QUEUED,
+            **RAW_QUEUED,
         )
         self.stop.click(self.stop_run, tab_and_panels, None, api_name="stop_compare", **UNQUEUED)
         save_on_click(self.share, self._page, [self.panels], self.share_message)

@@ -42,8 +42,10 @@ QUEUED: dict[str, Any] = {
 of all outputs of all listeners at each message of a stream."""
 UNQUEUED: dict[str, Any] = {**QUEUED, "queue": False}
 RAW: dict[str, Any] = {**UNQUEUED, "preprocess": False}
+RAW_QUEUED: dict[str, Any] = {**QUEUED, "preprocess": False}
 """For listeners that check their inputs themselves. Gradio's preprocessing responds with 500 to a
-value that has just been removed from a dropdown's choices."""
+value that is not among a dropdown's choices, as the server knows them: it has just been removed, or
+two events at once, as while a page loads, have changed the choices in another order there."""
 LATEST: dict[str, Any] = {**UNQUEUED, "trigger_mode": "always_last"}
 RAW_LATEST: dict[str, Any] = {**LATEST, "preprocess": False}
 """For listeners to user input. While one event is in flight, Gradio drops further ones (except

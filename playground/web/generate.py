@@ -32,6 +32,8 @@ from playground.web.components import hidden_value, static_text, token_panels
 from playground.web.fastest import FastestPanel
 from playground.web.forms import (
     QUEUED,
+    RAW,
+    RAW_QUEUED,
     UNQUEUED,
     PromptForm,
     SettingsForm,
@@ -177,10 +179,10 @@ class GeneratePage:
             adapt = partial(self.examples.request, draws_tree)
             runs.append((button.click, "run_example", self.run(adapt=adapt)))
         self.streams = [
-            event(run, inputs, self.panel, api_name=name, **QUEUED) for event, name, run in runs
+            event(run, inputs, self.panel, api_name=name, **RAW_QUEUED) for event, name, run in runs
         ]
         for stream in self.streams:
-            stream.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
+            stream.then(self.describe_status, self.method_inputs, self.status_outputs, **RAW)
 
         def draft_by_text(spec: Any, form: Any) -> Any:
             match spec, with_text_drafting(form):
@@ -204,14 +206,14 @@ class GeneratePage:
             self.pick_target,
             [self.target, self.method],
             [self.method, self.unavailable],
-            **UNQUEUED,
+            **RAW,
         )
         self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **UNQUEUED)
         self.target.input(self.fastest.hide_finished, None, self.fastest.column, **UNQUEUED)
         form = [self.method, self.form.spec]
-        self.method.change(self.pick_method, form, self.form.spec, **UNQUEUED)
+        self.method.change(self.pick_method, form, self.form.spec, **RAW)
         changes = [self.target.change, self.form.values.change]
-        gr.on(changes, self.describe_expected, self.method_inputs, self.expected, **UNQUEUED)
+        gr.on(changes, self.describe_expected, self.method_inputs, self.expected, **RAW)
         self.file.listen(self.target, self.form_values.of_file, form)
 
     def run(
@@ -360,7 +362,8 @@ class GeneratePage:
         Returns:
             Values of `mode_parts` without the target.
         """
-        spec, loaded = self.catalog.targets.get(target), self.host.loaded
+        spec = self.catalog.targets.get(target) if isinstance(target, str) else None
+        loaded = self.host.loaded
         if loaded is not None and loaded.name == target:
             chats: bool | None = loaded.has_chat_template
         else:
@@ -401,9 +404,11 @@ class GeneratePage:
         opened = self.opener.listen(self.dtype, self.target, others)
         loads = [self.target, self.dtype, self.tab]
         for event in (self.load.click, opened.success):
-            loaded = event(self.load_target, loads, self.target_state, api_name="load", **QUEUED)
-            loaded.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **UNQUEUED)
-        self.target.change(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **UNQUEUED)
+            loaded = event(
+                self.load_target, loads, self.target_state, api_name="load", **RAW_QUEUED
+            )
+            loaded.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
+        self.target.change(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
         same = f"(target) => Array({len(others)}).fill(target)"
         self.target.input(None, self.target, list(others), js=same, **UNQUEUED)
         pickers = [self.target, *others]
@@ -412,7 +417,7 @@ class GeneratePage:
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Restore the form, or fill it in from the URL's run; show that run."""
         read = keep_form(page, self.fields, self.form_values.initial_values, self.form_parts)
-        read.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
+        read.then(self.describe_status, self.method_inputs, self.status_outputs, **RAW)
         js = last_shown_js("generate", "run")
         followed = read.then(self.follow_link, [self.tab] * 3, self.panel, js=js, **QUEUED)
         self.new_chat.click(

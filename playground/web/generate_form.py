@@ -31,7 +31,7 @@ from playground.host.stream import stored_run
 from playground.runs.details import request_of
 from playground.web.address import link_params
 from playground.web.fields import without_links
-from playground.web.forms import QUEUED, RAW, UNQUEUED, Page, Updates, skip_on_fault
+from playground.web.forms import QUEUED, RAW, Page, Updates, skip_on_fault
 from playground.web.memory import memory_choice, memory_settings, memory_text
 from playground.web.results import show_fault_in
 from presets import MethodPreset
@@ -251,9 +251,9 @@ class Examples:
             return page.open(target, *self._method(target, draws_tree))
 
         for button, draws_tree in self.buttons.items():
-            button.click(partial(fill, draws_tree), self._target, page.open_outputs, **UNQUEUED)
+            button.click(partial(fill, draws_tree), self._target, page.open_outputs, **RAW)
         self._target.change(
-            lambda target: gr.update(**self._about(target)), self._target, self._tree, **UNQUEUED
+            lambda target: gr.update(**self._about(target)), self._target, self._tree, **RAW
         )
 
     def _method(self, target: Any, draws_tree: bool) -> tuple[str, dict[str, Any]]:

@@ -47,6 +47,13 @@ def test_generating_over_http_streams_a_run(served: Served) -> None:
     assert end["reason"] == "length"
 
 
+def test_a_method_runs_whatever_the_server_takes_the_menu_to_hold(served: Served) -> None:
+    """Events at once, as while a page loads, may change a menu in another order on the server."""
+    last = call(served, "run", held(method="type:Autoregressive"))[-1][0]
+    (status,) = last["status"].values()
+    assert status["state"] == "completed"
+
+
 def test_stop_only_stops_its_own_session(served: Served) -> None:
     slow: dict[str, Any] = {"settings": {"delay_ms": "10"}, "limits": {"max_new_tokens": "60"}}
     run = start(served.host, owner="other", **slow)
