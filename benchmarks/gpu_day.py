@@ -8,13 +8,15 @@ Llama shapes with random weights in bfloat16, made on the device. Prints the tab
 PERFORMANCE.md: per model, one operator at a time and by CUDA graphs, a plain step and its share of
 the measured copy bandwidth, forwards of 1 to 64 rows, memory; every method against plain decoding,
 whether its text is the same, its speed, and how often a step waits; the GPU tests.
-FILE.json holds the same, FILE.trace.json one step for chrome://tracing. What fails is a line, and
-what no longer fits into `--seconds` is left out. `pretend` is the device of the tests.
+FILE.json holds the same, FILE.trace.json one step for chrome://tracing, FILE.tests.txt what the
+tests print. What fails is a line, and what no longer fits into `--seconds` is left out. `pretend`
+is the device of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -24,7 +26,6 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +42,10 @@ from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext, Drafter
 from engine.kernels.cuda.graphs import CudaGraphs
+from engine.kernels.cuda.norms import fuse_norms
 from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
+from engine.metrics import first_divergence
+from engine.model.audit import audit
 from engine.model.clock import now, seconds
 from engine.model.loading import load_target, pick_device
 from engine.model.target import Target
@@ -81,13 +85,12 @@ class Report:
         self.lines.append(line)
         self.out.write_text(json.dumps({"lines": self.lines, **self.figures}, indent=1) + "\n")
 
-    @contextmanager
-    def section(self, name: str) -> Iterator[None]:
+    def attempt(self, name: str, measure: Callable[[], None]) -> None:
         """Whatever fails inside is a line: a day with a GPU must not end at the first fault."""
         try:
             if time.monotonic() > self.until_s:
                 raise TimeoutError("no time left")
-            yield
+            measure()
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             words = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -177,34 +180,55 @@ class GpuBenchmark:
 
     # ---- methods
 
-    def methods(self, name: str, target: Target) -> None:
-        """Every method against plain decoding on one text."""
+    def methods(self, name: str, target: Target, draft: Target) -> None:
+        """Every method against plain decoding on one text; `draft`: the draft model."""
         with tempfile.TemporaryDirectory() as folder:
             heads = random_heads.make_all(target, Path(folder))
-            plain: TextRun | None = None
+            texts: list[TextRun] = []
             for kind, settings in METHODS.items():
-                with self.report.section(f"{name} {kind}"):
-                    head = {"speculative_model": str(heads[kind])} if kind in heads else {}
-                    values = {"decoding_type": kind, "drafting": "as set", **settings, **head}
-                    drafter = parse_method(values).build(_context(target))
-                    self._text(target, drafter)  # captures and warms up
-                    text = self._text(target, drafter, counts=True)
-                    plain = plain or text
-                    same = "same text" if text.token_ids == plain.token_ids else "OTHER TEXT"
-                    waits = "" if text.waits is None else f", {text.waits:.2f} waits a step"
-                    self.report.say(
-                        f"{name:10}{kind:16}{text.tok_s:9.1f} tok/s  "
-                        f"{text.tok_s / plain.tok_s:5.2f}×  MAT {text.mat:.2f}  {same}{waits}"
-                    )
-                    del drafter  # before the next one is built
+                head = {"speculative_model": str(heads[kind])} if kind in heads else {}
+                values = {"decoding_type": kind, "drafting": "as set", **settings, **head}
+                method = functools.partial(self._method, name, target, draft, values, texts)
+                self.report.attempt(f"{name} {kind}", method)
+
+    def _method(
+        self,
+        name: str,
+        target: Target,
+        draft: Target,
+        values: dict[str, Any],
+        texts: list[TextRun],
+    ) -> None:
+        """A line about one method; adds its text to `texts`, the first of which is plain."""
+        drafter = parse_method(values).build(_context(target, draft))
+        self._text(target, drafter)  # captures and warms up
+        text = self._text(target, drafter, counts=True)
+        texts.append(text)
+        same = self._compare(target, texts[0], text)
+        waits = "" if text.waits is None else f", {text.waits:.2f} waits a step"
+        self.report.say(
+            f"{name:10}{values['decoding_type']:16}{text.tok_s:9.1f} tok/s  "
+            f"{text.tok_s / texts[0].tok_s:5.2f}×  MAT {text.mat:.2f}  {same}{waits}"
+        )
+
+    def _compare(self, target: Target, plain: TextRun, text: TextRun) -> str:
+        """Whether a text is plain decoding's, up to the first near-tie that rounding decides."""
+        found = audit(target, self._prompt(target), plain.token_ids, text.token_ids)
+        if found is None:
+            return "same text"
+        at = first_divergence(plain.token_ids, text.token_ids)
+        return f"{'near tie' if found.view.near_tie else 'OTHER TEXT'} at token {at}"
+
+    def _prompt(self, target: Target) -> list[int]:
+        return [i % target.vocab_size for i in range(7, 7 + self.context)]
 
     def _text(self, target: Target, drafter: Drafter, *, counts: bool = False) -> TextRun:
-        prompt = [i % target.vocab_size for i in range(7, 7 + self.context)]
+        prompt = self._prompt(target)
         limits = Limits(max_new_tokens=self.tokens, ignore_eos=True)
         with ExitStack() as stack:
             num_waits = stack.enter_context(_waits(self.device)) if counts else lambda: None
             records = list(decode(target, drafter, prompt, limits=limits))
-            waits = num_waits()
+        waits = num_waits()
         steps = [record for record in records if isinstance(record, Step)]
         first, end = records[0], records[-1]
         assert isinstance(first, Prefill) and isinstance(end, End)
@@ -244,41 +268,34 @@ class GpuBenchmark:
         )
 
 
-def _context(target: Target) -> BuildContext:
+def _context(target: Target, draft: Target) -> BuildContext:
     from engine.model.sources import TargetSpec
 
     def resolve(name: str) -> TargetSpec:
         here = name == "itself"
         return TargetSpec(name=name, hub="a/b") if here else TargetSpec.of_path_or_hub(name)
 
-    return BuildContext(target, resolve, lambda spec, **_: target)
+    return BuildContext(target, resolve, lambda spec, **_: draft)
 
 
 @contextmanager
 def _waits(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Counts the host's waits for the device inside, as the device tells them."""
-    if device.type == "pretend":
-        from tests.engine.device.pretend import logged
-
-        with logged() as log:
-            yield lambda: len(log.waits)
-        return
-    if device.type != "cuda":
+    """Counts the host's waits for the device inside."""
+    if device.type == "cpu":
         yield lambda: None
         return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield lambda: sum("synchronizing" in str(w.message) for w in caught)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    from tests.engine.device.runs import logged
+
+    with logged(device) as log:
+        yield lambda: len(log.waits)
 
 
 def run_tests(report: Report) -> None:
-    """The tests that are marked gpu, in a process of their own."""
-    line = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--gpu", "-m", "gpu", "tests"]
-    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    """The tests that are marked gpu, in processes of their own; their output beside the report."""
+    options = "-q -p no:benchmark -n 4 --gpu --slow -m gpu tests/engine".split()
+    line, wide = [sys.executable, "-m", "pytest", *options], {**os.environ, "COLUMNS": "200"}
+    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240, env=wide)
+    report.out.with_suffix(".tests.txt").write_text(ran.stdout + ran.stderr)
     failed = re.findall(r"^(?:FAILED|ERROR) .*", ran.stdout, re.MULTILINE)
     summary = (ran.stdout.strip().splitlines() or ["no output"])[-1]
     for words in (f"GPU tests: {summary}", *failed):
@@ -303,30 +320,33 @@ def _capturer(device: torch.device) -> CudaGraphs:
     return Tape()
 
 
+def _by_graphs(model: Any, name: str, device: torch.device) -> Target:
+    return Target(model, None, name=name, forward=GraphRunner(model, _capturer(device)))
+
+
 def _measure(shape: str, benchmark: GpuBenchmark) -> None:
     """One model, one operator at a time and by graphs."""
-    dtype = torch.bfloat16 if benchmark.device.type == "cuda" else torch.float32
-    model = model_of(shape, benchmark.device, dtype)
-    eager = Target(model, None, name=shape)
-    logits = benchmark.forwards(shape, eager, "eager")
-    fastest = eager
-    with benchmark.report.section(f"{shape} graphs"):
-        reason = (
-            "there is no device" if benchmark.device.type == "cpu" else unsupported_reason(model)
-        )
-        if reason is None:
-            runner = GraphRunner(model, _capturer(benchmark.device))
-            fastest = Target(model, None, name=shape, forward=runner)
-            off = benchmark.forwards(shape, fastest, "graphs") - logits
-            verdict, share = fastest.environment()["cuda_graphs"], float(off.std() / logits.std())
-            benchmark.report.say(
-                f"{'':18}graphs {verdict}, logits off by {share:.1e} of their spread"
-            )
-        else:
-            benchmark.report.say(f"{shape:10}graphs  left out: {reason}")
-    with benchmark.report.section(f"{shape} profile"):
-        benchmark.profile(shape, fastest)
-    benchmark.methods(shape, fastest)
+    device, report = benchmark.device, benchmark.report
+    model = model_of(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    targets = [Target(model, None, name=shape)]
+    logits = benchmark.forwards(shape, targets[0], "eager")
+
+    def measure_graphs() -> None:
+        reason = "there is no device" if device.type == "cpu" else unsupported_reason(model)
+        if reason is not None:
+            report.say(f"{shape:10}graphs  left out: {reason}")
+            return
+        fuse_norms(model)
+        by_graphs = _by_graphs(model, shape, device)
+        off = benchmark.forwards(shape, by_graphs, "graphs") - logits
+        verdict, share = by_graphs.environment()["cuda_graphs"], float(off.std() / logits.std())
+        report.say(f"{'':18}graphs {verdict}, logits off by {share:.1e} of their spread")
+        targets[:] = by_graphs, _by_graphs(model, shape, device)
+
+    report.attempt(f"{shape} graphs", measure_graphs)
+    target, draft = targets[0], targets[-1]
+    report.attempt(f"{shape} profile", lambda: benchmark.profile(shape, target))
+    benchmark.methods(shape, target, draft)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -359,17 +379,15 @@ def main(arguments: list[str] | None = None) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         report.say(f"{name}, torch {torch.__version__}, context {options.context}")
         benchmark = GpuBenchmark(device, options, report)
-        with report.section("copies"):
-            benchmark.measure_copies(8 << 20 if options.smoke else 2 << 30)
+        size = 8 << 20 if options.smoke else 2 << 30
+        report.attempt("copies", lambda: benchmark.measure_copies(size))
         report.say("model     way     " + "".join(f"{rows:9}" for rows in ROWS) + "  rows")
         for shape in options.shapes.split(","):
-            with report.section(shape):
-                _measure(shape, benchmark)
+            report.attempt(shape, functools.partial(_measure, shape, benchmark))
             if device.type == "cuda":
                 torch.cuda.empty_cache()
         if device.type == "cuda":
-            with report.section("GPU tests"):
-                run_tests(report)
+            report.attempt("GPU tests", lambda: run_tests(report))
     report.say(f"done; written to {options.out}")
 
 

@@ -335,8 +335,9 @@ def tree_attention(
     Args:
         query: `(batch, heads, n, head_dim)`.
         key, value: `(batch, kv_heads, rows, head_dim)`, new rows last.
-        attention_mask: `(batch, 1, n, rows)` bool, True = attends; None = causal for a prompt
-            (n == rows), everything for one row.
+        attention_mask: `(batch, 1, n, rows)` bool, True = attends, or float32, added to the scores;
+            None = causal for a prompt (n == rows), everything for one row. It may be repeated for
+            the query heads of a group.
 
     Returns:
         `(batch, n, heads, head_dim)`, None (attention weights are never computed).
@@ -350,10 +351,34 @@ def tree_attention(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     packed = query.reshape(batch, kv_heads, groups * n, head_dim)
-    if attention_mask is not None and groups > 1:
-        attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    out = scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scaling)
+    if attention_mask is not None and attention_mask.shape[2] != groups * n:
+        attention_mask = attention_mask[:, :, :n].repeat(1, 1, groups, 1)
+    if attention_mask is not None and attention_mask.is_floating_point():
+        scale = head_dim**-0.5 if scaling is None else scaling
+        out = _attend_by_products(packed[0], key[0], value[0], attention_mask[0], scale)
+    else:
+        out = scaled_dot_product_attention(
+            packed, key, value, attn_mask=attention_mask, scale=scaling
+        )
     return out.reshape(batch, heads, n, value.shape[3]).transpose(1, 2).contiguous(), None
+
+
+def _attend_by_products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+) -> Tensor:
+    """Attention of few rows as two matrix products, which use the whole device.
+
+    Fused kernels give a head to one multiprocessor, however long the context is.
+
+    Args:
+        query: `(kv_heads, n, head_dim)`.
+        mask: `(1, n, rows)` float32, added to the scores.
+    """
+    if query.is_cuda and query.dtype != torch.float32:
+        scores = torch.baddbmm(mask, query, key.mT, torch.float32, alpha=scale)
+    else:
+        scores = torch.baddbmm(mask.to(query.dtype), query, key.mT, alpha=scale)
+    return torch.bmm(scores.softmax(dim=-1).to(value.dtype), value)
 
 
 class FeatureTap:

@@ -43,6 +43,7 @@ from engine.kernels.cpu.packed_model import (
 )
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
+from engine.kernels.cuda.norms import fuse_norms
 from engine.model.audit import check_packed, forward_mismatch, plain_step_s, reference_logits
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
@@ -343,6 +344,7 @@ def _fast_forward(
     if getattr(model, "hf_device_map", None):
         return None, {"placement": "several devices, one after another"}
     if model.device.type != "cpu":
+        fuse_norms(model)
         reason = "switched off" if spec.cuda_graphs == "off" else runner.unsupported_reason(model)
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}

@@ -285,8 +285,7 @@ class MTPDrafter(FeatureDrafter):
         kind = (getattr(mtp.config, "layer_types", None) or ["full_attention"] * (k + 1))[k]
         rotary = None
         if mtp.rotary_emb is not None:
-            # transformers 5.17 has no rotary settings per kind of layer yet.
-            per_kind = {"layer_type": kind} if getattr(mtp, "has_per_layer_rope", False) else {}
+            per_kind = {"layer_type": kind} if mtp.has_per_layer_rope else {}
             rotary = mtp.rotary_emb(embedded, position_ids=positions, **per_kind)
         # A single row attends to everything.
         visible = torch.ones(n, n, dtype=torch.bool, device=self._device).tril() if n > 1 else None

@@ -20,7 +20,7 @@ class CaptureError(Exception):
     """A function cannot be captured."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Graph(Generic[T]):
     """A captured function, launched as a whole by `replay`.
 

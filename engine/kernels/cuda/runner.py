@@ -28,6 +28,8 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of a graph; larger forwards are prompts, or compute-bound anyway."""
 MAX_PREFILL_ROWS = 8
 """Rows of text up to which a graph runs them: those that a draft model has not read yet."""
+MAX_PRODUCT_ROWS = 128
+"""Query rows per key/value head up to which attention is computed by matrix products."""
 MASKED_SCORE = -30000.0
 """Added to masked scores; finite, so that every row has a maximum."""
 
@@ -76,18 +78,12 @@ class StaticInputs:
         """Rows of the cache where the forward's rows are stored, `(rows,)` int64."""
         return self._length + self._order
 
-    def mask(self, context: int, dtype: torch.dtype, *, additive: bool) -> Tensor:
-        """The attention mask over the cache's first `context` rows, `(1, 1, rows, context)`.
-
-        Boolean, or additive: 0 or `MASKED_SCORE`.
-        """
+    def visible(self, context: int) -> Tensor:
+        """Which of the cache's first `context` rows each row sees: `(rows, context)` bool."""
         offset = torch.arange(context, device=self._visible.device) - self._length
         columns = offset.clamp(0, self.rows - 1).expand(self.rows, context)
         new = self._visible.gather(1, columns) & (offset < self.rows)
-        visible = (new | (offset < 0))[None, None]
-        if not additive:
-            return visible
-        return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, MASKED_SCORE)
+        return new | (offset < 0)
 
 
 class Bucket(NamedTuple):
@@ -114,7 +110,10 @@ class GraphRunner(Forward):
         self._device = torch.device(model.device)
         self._capturer = capturer
         self._fault: str | None = None
-        self._store = CacheStore(int(model.config.get_text_config().num_hidden_layers))
+        config = model.config.get_text_config()
+        heads = int(getattr(config, "num_attention_heads", 1))
+        self._groups = heads // int(getattr(config, "num_key_value_heads", None) or heads)
+        self._store = CacheStore(int(config.num_hidden_layers))
         self._inputs: dict[int, StaticInputs] = {}
         self._graphs: dict[Bucket, Graph[TargetOutput]] = {}
         self._addresses: tuple[int, ...] = ()
@@ -190,10 +189,20 @@ class GraphRunner(Forward):
     def _run(self, bucket: Bucket, inputs: StaticInputs) -> TargetOutput:
         """The function captured: a forward over the inputs and the current cache's buffers."""
         assert self._cache is not None
-        mask = inputs.mask(bucket.context, self._dtype, additive=self._modules.adds_mask)
+        mask = self._mask(inputs.visible(bucket.context))
         rows = Rows(inputs.tokens, inputs.positions)
         with self._cache.static_rows(inputs.cache_positions(), bucket.context):
             return self._modules.masked(rows, mask, self._cache, bucket.needs, last_only=False)
+
+    def _mask(self, visible: Tensor) -> Tensor:
+        """The model's `attention_mask`: for few rows one that is added to the scores."""
+        groups, dtype = self._groups, torch.float32
+        if self._modules.adds_mask:
+            groups, dtype = 1, self._dtype
+        elif groups * len(visible) > MAX_PRODUCT_ROWS:
+            return visible[None, None]
+        mask = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, MASKED_SCORE)
+        return mask.repeat(groups, 1)[None, None]
 
     def _disable(self, fault: str) -> None:
         self._fault, self.name = fault, self._modules.name

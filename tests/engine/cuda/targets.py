@@ -24,10 +24,12 @@ def model_of(name: str, **overrides: Any) -> Any:
     return model
 
 
-def captured(model: Any, capturer: CudaGraphs | None = None) -> Target:
+def captured(model: Any) -> Target:
     """A target whose forwards are captured."""
     assert unsupported_reason(model) is None
-    forward = GraphRunner(model, capturer or Tape())
+    forward = GraphRunner(
+        model, CudaGraphs(model.device) if model.device.type == "cuda" else Tape()
+    )
     return Target(model, tiny_tokenizer(), name="captured", forward=forward)
 
 

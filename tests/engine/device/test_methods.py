@@ -1,4 +1,7 @@
-"""Every method, wholly on a pretended device: the CPU's text, no mixed devices, one wait a step."""
+"""Every method, wholly on a device: the CPU's text, no mixed devices, one wait a step.
+
+On a pretended one; with --gpu on a real one as well, whose random draws are others.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,8 @@ def test_a_method_writes_the_cpus_text(name: str, way: str, device: torch.device
     target = moved(own, device)
     drafter = drafter_for(target, name)
     result = run(target, drafter, WAYS[way])
-    assert result.output == expected.output and result.num_accepted == expected.num_accepted
+    if way == "greedy" or device.type == "pretend":
+        assert result.output == expected.output and result.num_accepted == expected.num_accepted
     first, later, _ = MORE_WAITS.get(name, (1, 1, ""))
     assert_waits(result.logs, first, later)
     assert max(result.tensors) < (NETWORK_TENSORS if drafter.has_network else LOOKUP_TENSORS)
@@ -128,7 +132,8 @@ def test_a_grammar_reads_the_draft_once_more(name: str, way: str, device: torch.
     own.config.eos_token_id = target.config.eos_token_id = 256
     try:
         result = run(target, drafter_for(target, name), sampling)
-        assert result.output == run(own, drafter_for(own, name), sampling).output
+        if way == "greedy" or device.type == "pretend":
+            assert result.output == run(own, drafter_for(own, name), sampling).output
         assert_waits(result.logs, 2, 2)
     finally:
         own.config.eos_token_id = None
@@ -162,7 +167,8 @@ def test_recurrent_states_are_rolled_back_without_waiting(
         for sampling in (WAYS["greedy"], WAYS["tokens"]):
             result = run(target, drafter_for(target, "ngram"), sampling, prompt=prompt, tokens=12)
             expected = run(own, drafter_for(own, "ngram"), sampling, prompt=prompt, tokens=12)
-            assert result.output == expected.output
+            if not sampling.temperature or device.type == "pretend":
+                assert result.output == expected.output
             assert_waits(result.logs)
 
 
