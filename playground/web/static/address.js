@@ -57,6 +57,11 @@ export function show(tab, changes, whole = false) {
   return address;
 }
 
+/** A parameter of a tab's URL. */
+export function parameter(/** @type {string} */ tab, /** @type {string} */ name) {
+  return queries[tab]?.get(name) ?? null;
+}
+
 /** Selects a tab. */
 export function select(tab) {
   const menu = [...document.querySelectorAll(".overflow-dropdown button")];

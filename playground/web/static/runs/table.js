@@ -4,7 +4,7 @@
 // What the server sends is the component's value. This module adds `ticked`, the ids of ticked runs on
 // all pages, `event_data`, the data of the event that it triggers, and `turns`, by which it knows a late
 // answer.
-import { show } from "../address.js";
+import { parameter, show } from "../address.js";
 import { actionButton, h, onShown, onValue, part, showAlert } from "../kit.js";
 
 /**
@@ -30,7 +30,6 @@ class RunTable {
       onchange: () => this.tick(this.runs.map((row) => row.id), this.all.checked) });
     this.ticked = new Set();
     this.lastTicked = null;
-    this.opened = null;
     this.drawn = "";
     this.turns = 0;
     this.kept = {};
@@ -41,6 +40,9 @@ class RunTable {
   }
 
   get value() { return this.component.props.value ?? {}; }
+
+  // Other parts of the page open runs, too, and one answer of the server may overtake another.
+  get opened() { return parameter("runs", "run"); }
 
   get rows() { return this.value.rows ?? []; }
 
@@ -55,7 +57,7 @@ class RunTable {
     const { heads, pages = [0, 1], grouped = false, fault = "", count = "", nothing = "" } = this.value;
     showAlert(this.fault, fault);
     if (!heads) return;
-    if ("opened" in this.value) this.opened = this.value.opened;
+    if ("opened" in this.value) show("runs", { run: this.value.opened });
     if (this.value.untick) this.ticked.clear();
     const cells = JSON.stringify([heads, this.rows, grouped, nothing]);
     // A click is lost where the element under it is replaced between press and release.
@@ -119,9 +121,8 @@ class RunTable {
   }
 
   open(id) {
-    this.opened = id;
+    show("runs", { run: id });
     this.updateMarks();
-    this.rememberLink();
     this.send("open", { id });
   }
 
@@ -154,7 +155,8 @@ class RunTable {
   }
 
   keep(changes) {
-    this.kept = { ...this.value, turns: this.turns, ...changes };
+    const { opened, ...value } = this.value;  // said once
+    this.kept = { ...value, turns: this.turns, ...changes };
     this.component.props.value = this.kept;
   }
 
