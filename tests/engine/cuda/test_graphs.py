@@ -19,7 +19,6 @@ BIG: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "eos_token_id": None,
 }
-METHODS = ("plain", "eagle", "eagle-dynamic", "eagle3", "medusa", "draft-model")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])
