@@ -45,9 +45,8 @@ from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.lazy_drafter import LazyDrafter
 from engine.tuning.survival import TrackedDraft, has_usable_probs
 
-SHORT_TERM, SHORT_TERM_LOOKUP = (0.93, 6.0), (0.98, 20.0)
-"""`memory` and `prior_steps` of the speedups within a text; the second of drafters without a
-network, whose drafts cost little and seldom find a match."""
+SHORT_TERM = (0.98, 20.0)
+"""`memory` and `prior_steps` of the speedups within a text."""
 TRIAL_LOSS_SHARE, TRIAL_LOSS_STEPS = 0.006, 0.4
 """The most that trials may lose: a share of the elapsed time, and an initial amount in plain steps;
 a quarter of both for kinds below `POOR_SPEEDUP`."""
@@ -150,16 +149,16 @@ class ControlledDrafter(Drafter):
         self._num_steps = self._num_committed = 0
         self._num_prompt = len(start.prompt_ids)
         self._num_held, self._held_reason = 0, ""
+        self._follows_draft = False
         self._reads_on_credit = False
         self._token_ms = plain_ms = self.experience.costs.plain_ms
         self._trials: dict[DraftKind, Trials] = {}
         self._speedups: dict[DraftKind, RunningSpeedup] = {}
         for drafter in self._drafters:
             drafter.start(start)
-            memory = SHORT_TERM if drafter.inner.has_network else SHORT_TERM_LOOKUP
             for kind in drafter.kinds:
                 prior = self.experience.speedup_of(kind).value
-                self._speedups[kind] = RunningSpeedup(prior, *memory)
+                self._speedups[kind] = RunningSpeedup(prior, *SHORT_TERM)
         usual_len = self.experience.answer_len or DEFAULT_ANSWER_LEN
         usual_ms = min(start.limits.max_new_tokens, usual_len) * plain_ms
         self._credit_ms = min(self.experience.credit_ms, MAX_LOSS_SHARE * usual_ms)
@@ -353,7 +352,7 @@ class ControlledDrafter(Drafter):
     def _draft_budget(self, plan: DraftPlan) -> Budget:
         """Levels are drafted while the tokens that they bring are worth their time."""
         costs, survival = self.experience.costs, self.experience.survival
-        row_ms = (costs.verify_ms(1 + ROW_COST_ROWS) - costs.plain_ms) / ROW_COST_ROWS
+        row_ms = (costs.verify_ms(1 + ROW_COST_ROWS) - costs.verify_ms(1)) / ROW_COST_ROWS
         level_ms = costs.level_ms(plan.kind)
         min_prob = (level_ms + row_ms) / self._token_ms
         is_chain = plan.kind == "chain" and len(plan.drafter.kinds) > 1
@@ -379,7 +378,7 @@ class ControlledDrafter(Drafter):
         assert step.plan is not None
         plan, drafter, self._step = step.plan, step.plan.drafter, step
         if size == 1 and not drafter.num_extra_rows:
-            expected = (1.0, (draft_ms + costs.plain_ms) / 1000)
+            expected = (1.0, (draft_ms + costs.verify_ms(1)) / 1000)
             return replace(proposal, decision="the drafter found nothing", expected=expected)
         max_loss_ms = max(0.0, plan.max_loss_ms - draft_ms)
         path_probs = self.experience.survival.path_probs(proposal, self._match_len(drafter))
@@ -387,7 +386,7 @@ class ControlledDrafter(Drafter):
         count, tokens, verify_ms = self._best_size(proposal, path_probs, order, max_loss_ms)
         if drafter.num_extra_rows and verify_ms - costs.plain_ms > max_loss_ms:
             proposal, count = replace(proposal, extra=None), 1
-            tokens, verify_ms = 1.0, costs.plain_ms
+            tokens, verify_ms = 1.0, costs.verify_ms(1)
         elif count == size:
             order = []
         draft = proposal
@@ -442,15 +441,16 @@ class ControlledDrafter(Drafter):
         costs, step, self._step = self.experience.costs, self._step, None
         if not self._num_steps:
             return
+        follows_draft, self._follows_draft = self._follows_draft, step is not None
         if step is None:
-            self._record_plain_step(ms)
+            self._record_plain_step(ms, follows_draft=follows_draft)
             return
         num_tokens, plan, verify_ms = self._num_committed, step.plan, ms - step.draft_ms
         hiccup_ms, learnt_ms = costs.split_hiccup(step.draft_ms, step.usual_draft_ms)
         if step.rows == 1:  # a plain step, but for the draft
             self.account.add_drafted_step(step.draft_ms, 0, hiccup_ms)
-            self._record_plain_step(verify_ms)
-            learnt_ms += costs.plain_ms
+            self._record_plain_step(verify_ms, follows_draft=True)
+            learnt_ms += costs.verify_ms(1)
         else:
             usual_ms = costs.verify_ms(step.rows, step.depth or None)
             verify_hiccup_ms, learnt_verify_ms = costs.split_hiccup(verify_ms, usual_ms)
@@ -463,11 +463,24 @@ class ControlledDrafter(Drafter):
         if plan and plan.trial:
             plan.trial.lost_ms += max(0.0, learnt_ms - num_tokens * costs.plain_ms)
 
-    def _record_plain_step(self, ms: float) -> None:
+    def _record_plain_step(self, ms: float, *, follows_draft: bool) -> None:
+        """Record a step of one row.
+
+        Args:
+            follows_draft: a drafter drafted, or tried to, in this step or just before it. Then it
+                is a little slower than plain decoding, which drafting is charged for.
+        """
         costs = self.experience.costs
-        before_ms = costs.plain_ms
-        after_ms = costs.plain_ms if costs.observe_plain(ms) else None
-        self.account.add_plain_step(ms, before_ms, after_ms)
+        before_ms, is_first = costs.plain_ms, self._num_steps == 1
+        if follows_draft and not costs.is_far_from_plain(ms):
+            costs.observe_verify(ms, 1, 0)
+            self.account.add_drafted_step(ms, 1, 0.0)
+            return
+        if is_first:
+            counts = costs.observe_first(ms)
+        else:
+            counts = costs.observe_plain(ms, follows_draft=follows_draft)
+        self.account.add_plain_step(ms, before_ms, costs.plain_ms if counts else None)
 
 
 def _loss_text(loss_ms: float) -> str:

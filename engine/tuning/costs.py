@@ -1,12 +1,13 @@
 """What steps cost, learnt from the steps that were made: wall-clock time from commit to commit.
 
     plain step                     plain_ms
-    step that verifies n rows      plain_ms · (1 + row_scale · (curve(n) / curve(1) - 1))
+    step that verifies n rows      plain_ms · (1 + disturbance + row_scale · overhead(n))
     draft of depth d               a running mean; linear between depths
 
-`curve` is the target's latency curve, measured once. `plain_ms` and `row_scale` follow the run:
-long texts and busy machines make steps and rows slower. While no plain step is made, drafted steps
-keep `plain_ms` up to date.
+`overhead(n)` is what n rows take longer than one on the target's latency curve, measured once, as a
+share. The others follow the run: long texts and busy machines make steps and rows slower, and
+drafting leaves the processor's caches cold for the forward (`disturbance`). Drafted steps that take
+another time than they should tell that a plain step must be made, to time it.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ KINDS: tuple[DraftKind, ...] = ("chain", "tree")
 """Kinds that compete where trees cost more to draft than chains."""
 FRESH_STEPS = 8
 """Steps for which the last plain step is taken as what a plain step costs now."""
-DRIFT_RATIO, NEVER_MEASURED = 0.8, 1_000_000
-"""Ratio of the known plain-step time to the one that a drafted step implies, beyond which that step
-does not correct it, and the `steps_since_plain` that then makes a plain step due."""
+MAX_DRIFT, NEVER_MEASURED = 1.15, 1_000_000
+"""Mean ratio of the time of drafted steps to the expected one, either way, beyond which a plain
+step is due, and the `steps_since_plain` that says so."""
 PROMPT_DECAY = 0.8
 """Factor per text on the time of reading a prompt, while the drafter is not started: a value
 measured on a busy machine must not rule it out for ever."""
+MAX_DISTURBANCE = 0.25
+"""Bound of `Costs.disturbance`."""
 HICCUP_RATIO = 3.0
 """A step that takes this many times its expected time was held up by something else: a hiccup."""
 
@@ -50,17 +53,23 @@ class Costs:
         curve: verify time by number of rows.
         plain_ms: of a plain step; by the curve, until one was made.
         row_scale: cost of further rows relative to the curve.
+        disturbance: what a forward after drafting takes longer than in plain decoding, as a share.
         draft_times: of drafts, by kind and depth.
         prompt_token_ms: of reading one prompt token, by kind of draft.
+        first_step_ratio: of a text's first step over a plain step: it finds the caches cold.
     """
 
     curve: LatencyCurve
     row_scale: float = 1.0
     draft_times: dict[DraftKind, dict[int, float]] = field(default_factory=dict)
     prompt_token_ms: dict[DraftKind, float] = field(default_factory=dict)
+    first_step_ratio: float = 1.1
+    disturbance: float = 0.0
     plain_ms: float = field(init=False)
     steps_since_plain: int = 0
-    _last_outlier_ms: float | None = None
+    _first_step_ms: float | None = None
+    _last_far_ms: float | None = None
+    _drift: float = 1.0
     _measured_overhead: float = 0.0
     _curve_overhead: float = 0.0
     _overhead: Any = field(init=False)
@@ -80,55 +89,90 @@ class Costs:
             kind: {int(depth): ms for depth, ms in times.items()}
             for kind, times in values.get("draft", {}).items()
         }
-        return cls(curve, values.get("slope", 1.0), draft_times, dict(values.get("reading", {})))
+        scale, reading = values.get("slope", 1.0), dict(values.get("reading", {}))
+        ratio, disturbance = values.get("first", 1.1), values.get("disturbance", 0.0)
+        return cls(curve, scale, draft_times, reading, ratio, disturbance)
 
     def to_dict(self) -> dict[str, Any]:
         """What is worth keeping, as plain JSON."""
-        return {"slope": self.row_scale, "reading": self.prompt_token_ms, "draft": self.draft_times}
+        return {
+            "slope": self.row_scale,
+            "reading": self.prompt_token_ms,
+            "draft": self.draft_times,
+            "first": self.first_step_ratio,
+            "disturbance": self.disturbance,
+        }
 
     def verify_ms(self, rows: int, depth: int | None = None) -> float:
         """Expected time of a step that verifies this many rows, without its draft."""
         overhead: float = self._overhead(rows, depth)
-        return self.plain_ms * (1 + self.row_scale * overhead)
+        return self.plain_ms * (1 + self.disturbance + self.row_scale * overhead)
 
-    def observe_plain(self, ms: float) -> bool:
-        """Record a plain step. A single outlier is ignored; two in a row are how it is now.
+    def observe_plain(self, ms: float, *, follows_draft: bool = False) -> bool:
+        """Record a step of one row. Two in a row that are far off alike are how it is now.
+
+        Args:
+            follows_draft: see `ControlledDrafter._record_plain_step`; alone, such a step says
+                nothing of plain decoding.
 
         Returns:
             Whether it counted.
         """
-        plain_ms, last_ms = self.plain_ms, self._last_outlier_ms
-        is_outlier = not 1 / HICCUP_RATIO < ms / plain_ms < HICCUP_RATIO
-        self._last_outlier_ms = ms if is_outlier else None
-        if not is_outlier:  # a large deviation is seldom noise: the machine has changed
-            is_far_off = not 0.75 < ms / plain_ms < 1.33
-            weight = 0.3 if self.steps_since_plain > FRESH_STEPS or is_far_off else 0.1
-            self.plain_ms += weight * (ms - plain_ms)
-        elif last_ms is None or (last_ms > plain_ms) != (ms > plain_ms):
+        plain_ms, last_ms = self.plain_ms, self._last_far_ms
+        is_far = self.is_far_from_plain(ms)
+        self._last_far_ms = ms if is_far else None
+        if is_far and last_ms is not None and (last_ms > plain_ms) == (ms > plain_ms):
+            self.plain_ms = min(ms, last_ms, key=lambda one: abs(one - plain_ms))
+        elif follows_draft or not 1 / HICCUP_RATIO < ms / plain_ms < HICCUP_RATIO:
+            self.steps_since_plain += 1
             return False
         else:
-            self.plain_ms = min(ms, last_ms, key=lambda one: abs(one - plain_ms))
-        self.steps_since_plain = 0
+            weight = 0.3 if self.steps_since_plain > FRESH_STEPS else 0.1
+            self.plain_ms += weight * (ms - plain_ms)
+        if self._first_step_ms is not None:
+            ratio, self._first_step_ms = self._first_step_ms / ms, None
+            self.first_step_ratio += 0.3 * (min(max(ratio, 1.0), 1.5) - self.first_step_ratio)
+        self.steps_since_plain, self._drift = 0, 1.0
         return True
 
+    def is_far_from_plain(self, ms: float) -> bool:
+        return not 0.75 < ms / self.plain_ms < 1.33
+
+    def observe_first(self, ms: float) -> bool:
+        """Record the first step of a text, which is plain; returns as `observe_plain`.
+
+        It weighs little: if the text's plain steps take another time, the next ones will tell.
+        """
+        self._first_step_ms, self.steps_since_plain = None, 0
+        counts = self.observe_plain(ms / self.first_step_ratio)
+        self._first_step_ms = ms
+        return counts
+
     def observe_verify(self, ms: float, rows: int, depth: int) -> None:
-        """Record the time of a step that verified a draft, without drafting it."""
-        self.steps_since_plain += 1
-        ms = min(ms, HICCUP_RATIO * self.verify_ms(rows, depth))
+        """Record the time of a step that verified a draft, or that an attempt to draft disturbed.
+
+        Without the time of drafting.
+        """
+        self.steps_since_plain, self._last_far_ms = self.steps_since_plain + 1, None
+        usual_ms = self.verify_ms(rows, depth)
+        ms = min(ms, HICCUP_RATIO * usual_ms)
         overhead: float = self._overhead(rows, depth)
-        if self.steps_since_plain > FRESH_STEPS:
-            implied_ms = ms / (1 + self.row_scale * overhead)
-            if DRIFT_RATIO < self.plain_ms / implied_ms < 1 / DRIFT_RATIO:
-                self.plain_ms += 0.05 * (implied_ms - self.plain_ms)
-            else:  # rows or the machine have changed: a plain step must tell
-                self.steps_since_plain = NEVER_MEASURED
+        excess = ms / self.plain_ms - 1
+        self._drift += 0.1 * (min(ms / usual_ms, 2.0) - self._drift)
+        if not 1 / MAX_DRIFT < self._drift < MAX_DRIFT:
+            self.steps_since_plain = NEVER_MEASURED
+        elif self.steps_since_plain > FRESH_STEPS:
+            return
         elif overhead > 0.02:
             # Sums, not a mean of ratios: where a row costs little, a ratio is mostly noise.
-            self._measured_overhead = 0.95 * self._measured_overhead + ms / self.plain_ms - 1
+            self._measured_overhead = 0.95 * self._measured_overhead + excess - self.disturbance
             self._curve_overhead = 0.95 * self._curve_overhead + overhead
             measured = self._measured_overhead + PRIOR_OVERHEAD
             scale = measured / (self._curve_overhead + PRIOR_OVERHEAD)
             self.row_scale = min(max(scale, 0.5), 4.0)
+        else:
+            change = 0.05 * (excess - self.disturbance)
+            self.disturbance = min(max(self.disturbance + change, 0.0), MAX_DISTURBANCE)
 
     def split_hiccup(self, ms: float, usual_ms: float) -> tuple[float, float]:
         """Of a time, what a hiccup took, and what is learnt from it.

@@ -36,8 +36,9 @@ INITIAL_CREDIT_MS, MAX_CREDIT_MS, CREDIT_GAIN_SHARE = 8.0, 40.0, 0.1
 that is added to the next one's credit."""
 INITIAL_SPEEDUP = 1.1
 """Assumed of drafted steps before any was made."""
-LONG_TERM = (0.99, 10.0)
-"""`memory` and `prior_steps` of the speedups over all texts."""
+LONG_TERM = (0.995, 15.0)
+"""The same over all texts. So many steps in which nothing was gained must pass before a method is
+no longer tried; the account bounds what they lose."""
 QUICK_ROWS = (1, 2, 4, 8, 16, 32)
 """Row counts timed before a target's first draft, in a second or two."""
 FINE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 
 from engine.drafters.base import Drafter, Start
-from engine.proposal import Outcome, Proposal, TargetOutput
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.tree import TreeShape, upload
 from engine.tuning.costs import KINDS, DraftKind
 
-MAX_PENDING_STEPS, MAX_PENDING_LOGITS = 256, 1 << 22
-"""The most steps that a drafter is told of later, and logits in all of them."""
+MAX_MISSED_STEPS, MAX_MISSED_LOGITS = 256, 1 << 22
+"""The most steps that a started drafter is told of later, and logits in all of them."""
 
 
 class LazyDrafter:
@@ -31,17 +31,19 @@ class LazyDrafter:
         kinds = KINDS if inner.branches else KINDS[:1]
         self.kinds: tuple[DraftKind, ...] = ("copy",) if copies else kinds
         self.has_draft_probs, self.num_extra_rows = True, 0
+        self._reads_outputs = inner.reads_logits or inner.needs != Needs()
         self._start: Start | None = None
 
     def start(self, start: Start) -> None:
         self._start, self._is_started, self._drafts_now = start, False, False
         self.num_unread = len(start.prompt_ids) - (start.num_cached or 0)
-        self._pending: list[Outcome] = []
+        self._root, self._no_logits = start.root, start.output.logits.new_empty(0, 0)
+        self._forget_missed()
 
     def catch_up(self) -> int:
         """Make it ready to draft at this step; returns how many steps it had missed."""
         assert self._start is not None
-        num_missed, self._drafts_now = len(self._pending), True
+        num_missed, self._drafts_now = self._num_missed, True
         if not self._is_started:
             self._is_started = True
             self.inner.start(self._start)
@@ -51,21 +53,24 @@ class LazyDrafter:
     def observe(self, outcome: Outcome) -> None:
         """A step was made, with its own draft, another drafter's or none."""
         if self._drafts_now:
-            self._drafts_now = False
+            self._drafts_now, self._root = False, outcome.committed[-1]
             self.inner.observe(outcome)
             return
-        # Only what it needs; an empty view of the logits would keep all of them in memory.
-        output, needs = outcome.output, self.inner.needs
-        output = TargetOutput(
-            output.logits if self.inner.reads_logits else output.logits.new_empty(0, 0),
-            output.hidden if needs.hidden else None,
-            output.layers if needs.layers else None,
-            shared=output.shared if needs.shared else (),
-        )
-        tokens = Proposal(outcome.proposal.tokens, outcome.proposal.shape)
-        self._pending.append(Outcome(tokens, output, outcome.path, outcome.committed))
-        num_steps, num_logits = len(self._pending), output.logits.numel()
-        is_full = num_steps >= MAX_PENDING_STEPS or num_steps * num_logits >= MAX_PENDING_LOGITS
+        # The forward has emptied the processor's caches, so every object made here takes its time.
+        self._num_missed += 1
+        self._missed_ids.extend(outcome.committed)
+        is_full = self._num_missed >= MAX_MISSED_STEPS
+        if self._reads_outputs:
+            output, needs = outcome.output, self.inner.needs
+            # Only what it needs; an empty view of the logits would keep all of them in memory.
+            kept = TargetOutput(
+                output.logits if self.inner.reads_logits else self._no_logits,
+                output.hidden if needs.hidden else None,
+                output.layers if needs.layers else None,
+                shared=output.shared if needs.shared else (),
+            )
+            self._missed.append((kept, outcome.path))
+            is_full |= self._num_missed * kept.logits.numel() >= MAX_MISSED_LOGITS
         if self._is_started and is_full:
             self._flush()
 
@@ -75,21 +80,26 @@ class LazyDrafter:
                 self.catch_up()
             if self._is_started:
                 self.inner.finish()
-        self._start, self._pending = None, []
+            self._start = None
+            self._forget_missed()
 
     def _flush(self) -> None:
-        if self._pending:
-            self.inner.observe(_merged(self._pending))
-            self._pending = []
+        """Tell it of the missed steps as of one whose draft was accepted whole."""
+        if not self._num_missed:
+            return
+        committed, output = tuple(self._missed_ids), TargetOutput(self._no_logits)
+        token_ids = [self._root, *committed[:-1]]
+        if self._missed:
+            output = TargetOutput.joined([output.at(path) for output, path in self._missed])
+            output = replace(output, shared=self._missed[-1][0].shared)
+        tokens = upload(torch.tensor(token_ids), self._no_logits.device)
+        proposal = Proposal(tokens, TreeShape.chain(len(tokens) - 1))
+        path = tuple(range(len(tokens)))
+        self._root = committed[-1]
+        self._forget_missed()
+        self.inner.observe(Outcome(proposal, output, path, committed, token_ids))
 
-
-def _merged(steps: list[Outcome]) -> Outcome:
-    """Several steps as one whose draft was accepted whole."""
-    output = TargetOutput.joined([step.output.at(step.path) for step in steps])
-    output = replace(output, shared=steps[-1].output.shared)
-    device = steps[0].proposal.tokens.device
-    rows = [upload(torch.tensor(step.path), device) for step in steps]
-    tokens = torch.cat([step.proposal.tokens[r] for step, r in zip(steps, rows, strict=True)])
-    committed = tuple(token for step in steps for token in step.committed)
-    path = tuple(range(len(tokens)))
-    return Outcome(Proposal(tokens, TreeShape.chain(len(tokens) - 1)), output, path, committed)
+    def _forget_missed(self) -> None:
+        self._num_missed = 0
+        self._missed_ids: list[int] = []
+        self._missed: list[tuple[TargetOutput, tuple[int, ...]]] = []

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Literal, NamedTuple, Self, TypeVar
 
 from engine import formats, metrics
-from engine.metrics import TimeSplit, mat, percentile, speedup, tok_s
+from engine.metrics import TimeSplit, mat, percentile, tok_s
 from playground.experiments.finished import PARTS, FinishedRequest, Pair
 from playground.host import baseline
 
@@ -200,13 +200,18 @@ def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     both = _decoded(pairs)
     if not both:
         return None
-    own, plain = totals_of(both)
-    ratio = speedup(own.tok_s, plain.tok_s)
-    assert ratio is not None
     prompts, repeats = by_prompt(both), group_pairs(both, lambda own: own.repeat)
     units = [Counts.of(unit) for unit in (prompts if len(prompts) > 1 else repeats).values()]
+    ratio = ratio_of_counts(units, num_comparisons)
+    return replace(ratio, num_prompts=len(prompts), num_repeats=len(repeats), num_pairs=len(both))
+
+
+def ratio_of_counts(units: Sequence[Counts], num_comparisons: int = 1) -> Speedup:
+    """`ratio_of` units whose tokens and seconds are known, each a prompt that was answered once."""
+    own_tok_s, plain_s_per_tok = _rates(units)
+    ratio = own_tok_s * plain_s_per_tok
     low, high, cause = _interval(ratio, units, num_comparisons)
-    return Speedup(ratio, low, high, len(prompts), len(repeats), len(both), cause)
+    return Speedup(ratio, low, high, len(units), 1, len(units), cause)
 
 
 def speedups_by_prompt(pairs: Sequence[Pair]) -> dict[tuple[str, str], float]:

@@ -380,6 +380,26 @@ def test_steps_without_a_find_are_not_charged_on_a_machine_that_has_become_slow(
     assert sum(step.num_drafted > 0 for step in steps) > 0.2 * len(steps)
 
 
+@pytest.mark.parametrize("kind", [Oracle, Sparse], ids=["drafts", "seldom finds"])
+def test_cold_caches_are_not_taken_for_the_speed_of_plain_decoding(kind: type[Oracle]) -> None:
+    """A text's first step takes 25% longer, steps with a draft or right after one take 10%."""
+
+    def pace(step: int) -> float:
+        if step % 200 == 0:
+            return 1.25
+        return 1.1 if drafter._step is not None or drafter._follows_draft else 1.0
+
+    drafter = on_a_machine(FLAT, random_right(0.5), kind, pace=pace)
+    estimates = []
+    for _ in range(4):
+        drafter.step = 0
+        drafted = [step.num_drafted > 0 for step in drafter.write()]
+        estimates.append(drafter.experience.costs.plain_ms)
+    assert sum(drafted) > 0.2 * len(drafted)
+    assert estimates[1:] == pytest.approx([10.0] * 3, rel=0.04)
+    assert drafter.experience.costs.disturbance == pytest.approx(0.1, abs=0.05)
+
+
 def test_one_long_stall_does_not_keep_a_drafter_asleep_for_ever() -> None:
     stalls = [1000.0]
 
