@@ -11,7 +11,7 @@ all; each answer ends where the target ends it. What was learnt earlier on this 
 questions and of each kind, `!` where the 95% interval over questions lies below 0.97; how many
 steps drafted; the median over runs of predicted over realised speed; the most that a run lost
 against plain decoding by its own account; and how many greedy texts differ from plain decoding's.
-The method `plain` is decoding that drafts nothing, in the same turns: what it shows is noise.
+The row of `plain` is plain decoding in turns with itself: what it shows is noise.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def methods_for(name: str) -> list[str]:
     own = [
         key
         for key, preset in presets.methods().items()
-        if preset.target in {None, *presets.same_model(presets.resolve(name))}
+        if preset.config.decoding_type != "Autoregressive"
+        and preset.target in {None, *presets.same_model(presets.resolve(name))}
     ]
     return [key for key in own if not presets.methods()[key].untrained]
 
@@ -133,21 +134,22 @@ def main() -> None:
     )
     target = load(options.target)
     context, kinds = build_context(target), questions(target, options)
-    store = ExperienceStore(
-        None if options.fresh or options.smoke else paths.drafting(), presets.priors()
-    )
     names = options.methods.split(",") if options.methods else methods_for(options.target)
-    drafters = {one: build_drafter(presets.methods()[one].config, context, store) for one in names}
+    names = ["plain", *names]
     plain = presets.methods()["plain"].config.build(context)
     rows = {one: (Row(), Row()) for one in names}
     sampling = Sampling(temperature=options.temperature)
-    for drafter in (plain, *drafters.values()):
-        ids = encode_question(target, WARM_UP)
-        run(target, drafter, ids, ("", 0), Row(), sampling, 24)
+    folder = None if options.fresh or options.smoke else paths.drafting()
     for _ in range(options.rounds):
+        # Made anew: some methods remember the answers of the round before.
+        store = ExperienceStore(folder, presets.priors())
+        drafters = [build_drafter(presets.methods()[one].config, context, store) for one in names]
+        for drafter in (plain, *drafters):
+            ids = encode_question(target, WARM_UP)
+            run(target, drafter, ids, ("", 0), Row(), sampling, 24)
         for kind, some in kinds.items():
             for index, ids in enumerate(some):
-                for one, drafter in drafters.items():
+                for one, drafter in zip(names, drafters, strict=True):
                     turns = list(zip((drafter, plain), rows[one], strict=True))
                     texts = {
                         run(target, turn, ids, (kind, index), row, sampling, options.tokens)

@@ -28,6 +28,7 @@ from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
 from engine.model.clock import PhaseClock
 from engine.model.prefixes import PrefixSession
+from engine.model.reading import collection_paused
 from engine.model.target import Target
 from engine.model.text import StopStrings
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
@@ -75,16 +76,17 @@ def decode(
         limits = limits.replace(ignore_eos=False)
     generation = _Generation(target, drafter, prompt_ids, sampling, limits, prefix_caching)
     try:
-        output = generation.read_prompt(cancelled, prefilled)
-        if output is not None:
-            yield generation.prefill(output)
-            del output
-        while generation.text.finish_reason is None:
-            if cancelled():
-                generation.text.finish_reason = "cancelled"
-                break
-            yield generation.step()
-        yield generation.end()
+        with collection_paused():
+            output = generation.read_prompt(cancelled, prefilled)
+            if output is not None:
+                yield generation.prefill(output)
+                del output
+            while generation.text.finish_reason is None:
+                if cancelled():
+                    generation.text.finish_reason = "cancelled"
+                    break
+                yield generation.step()
+            yield generation.end()
         if generation.text.token_ids:  # the prompt was read
             generation.prefix.keep([*prompt_ids, *generation.text.token_ids])
     finally:

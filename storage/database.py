@@ -12,10 +12,6 @@ from threading import Lock, RLock
 from typing import TypeVar
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from storage.dialects import (
     MAX_READING_S,
@@ -132,6 +128,17 @@ class Database:
             raise StorageError("A name must be text, got half a surrogate pair.") from error
 
     def _migrate(self) -> None:
+        """Create the tables, or bring those of an older version up to date."""
+        if in_memory(self.url):
+            with self.transaction() as connection:
+                metadata.create_all(connection)
+            return
+        # Imported here: it takes 0.2 s, and a log in memory does not need it.
+        from alembic import command
+        from alembic.config import Config
+        from alembic.runtime.migration import MigrationContext
+        from alembic.script import ScriptDirectory
+
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         scripts = ScriptDirectory.from_config(config).walk_revisions()
@@ -139,19 +146,23 @@ class Database:
         with _MIGRATING, self.transaction() as connection:
             advisory_lock(connection, "migration")
             config.attributes["connection"] = connection
-            if self._is_new(connection, revisions):
+            current = MigrationContext.configure(connection).get_current_revision()
+            if self._is_new(connection, current, revisions):
                 metadata.create_all(connection)
                 command.stamp(config, "head")
             else:
                 command.upgrade(config, "head")
 
-    def _is_new(self, connection: sa.Connection, revisions: set[str]) -> bool:
+    def _is_new(self, connection: sa.Connection, current: str | None, revisions: set[str]) -> bool:
         """Whether the database is empty.
+
+        Args:
+            current: the revision that it is stamped with.
+            revisions: all that this version knows.
 
         Raises StorageError: it is no run log, or of an unknown schema.
         """
         where = redacted(self.url)
-        current = MigrationContext.configure(connection).get_current_revision()
         if current is None and sa.inspect(connection).get_table_names():
             raise StorageError(
                 f"{where} holds tables of another program. "

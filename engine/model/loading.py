@@ -120,6 +120,7 @@ def load_target(
         needed = needed_bytes(num_weights(empty), torch_dtype, plan.bits if plan else None, file)
         place = _destination(spec, empty, needed, torch_dtype, device)
         tokenizer = (read_tokenizer if file is None else read_extracted_tokenizer)(source)
+        trim_memory()  # reading a large vocabulary took more than the tokenizer holds
         reason = None
         if plan is None and isinstance(place, torch.device) and place.type == "cpu":
             plan, reason = _native_plan(spec, empty, cache_dir)

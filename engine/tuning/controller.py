@@ -457,7 +457,10 @@ class ControlledDrafter(Drafter):
             learnt_ms += learnt_verify_ms
             self.account.add_drafted_step(ms, num_tokens, hiccup_ms + verify_hiccup_ms)
             costs.observe_verify(verify_ms, step.rows, step.depth)
-        if plan and step.is_typical:
+        # A lookup that finds nothing is charged to the account alone: finds come in bursts, and
+        # steps without one say nothing of the next.
+        is_judged = step.draft is not None or (plan and plan.drafter.inner.has_network)
+        if plan and step.is_typical and is_judged:
             for speedup in (self._speedups[plan.kind], self.experience.speedup_of(plan.kind)):
                 speedup.observe(num_tokens, learnt_ms / costs.plain_ms)
         if plan and plan.trial:

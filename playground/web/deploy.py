@@ -26,7 +26,7 @@ from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.runs.settings import short
 from playground.web.address import link_params, switch_to
-from playground.web.forms import LATEST, UNQUEUED, Updates
+from playground.web.forms import LATEST, RAW, RAW_LATEST, UNQUEUED, Updates
 from playground.web.generate import GeneratePage
 from playground.web.generate_form import uploaded_text
 from playground.web.results import HTML, Cell, download_of, sentence_html, show_fault_in, table_html
@@ -157,10 +157,10 @@ class DeployPage:
         sources = [part.input for part in (self.kind, self.run, self.target, self.method)]
         rest = [self.version.input, self.part.input]
         exports = [
-            gr.on(sources, self._export, self.inputs[:4], self.outputs, **LATEST),
-            gr.on(rest, self._export, self.inputs, self.outputs, **LATEST),
-            self.engine.input(change_engine, self.inputs, self.outputs, **LATEST),
-            tab.select(self.on_select, [self.link, *self.inputs], self.outputs, **UNQUEUED),
+            gr.on(sources, self._export, self.inputs[:4], self.outputs, **RAW_LATEST),
+            gr.on(rest, self._export, self.inputs, self.outputs, **RAW_LATEST),
+            self.engine.input(change_engine, self.inputs, self.outputs, **RAW_LATEST),
+            tab.select(self.on_select, [self.link, *self.inputs], self.outputs, **RAW),
         ]
         for event in exports:
             event.then(None, self.link, None, js=WRITE_LINK, **UNQUEUED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import random
 from typing import Any
 
@@ -194,3 +195,23 @@ def test_stop_strings_need_a_tokenizer() -> None:
     drafter = AutoregressiveConfig().build(build_context(target))
     with pytest.raises(ConfigError, match="no tokenizer"):
         next(decode(target, drafter, PROMPT, limits=Limits(stop=("x",))))
+
+
+def test_garbage_is_not_collected_in_the_middle_of_a_text() -> None:
+    """A full collection holds up a step for as long as many; two texts may overlap."""
+    drafter = AutoregressiveConfig().build(build_context(endless()))
+    texts = [decode(endless(), drafter, PROMPT, limits=Limits(max_new_tokens=5)) for _ in range(2)]
+    assert gc.isenabled()
+    next(texts[0])
+    assert not gc.isenabled()
+    next(texts[1])
+    texts[0].close()
+    assert not gc.isenabled(), "the second goes on"
+    assert all(not gc.isenabled() for record in texts[1] if not isinstance(record, End))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        write(Limits(max_new_tokens=5), 1)
+        assert not gc.isenabled(), "it was off before"
+    finally:
+        gc.enable()
