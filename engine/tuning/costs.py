@@ -136,6 +136,7 @@ class Costs:
         return True
 
     def is_far_from_plain(self, ms: float) -> bool:
+        """Whether a step of one row deviates by more than noise."""
         return not 0.75 < ms / self.plain_ms < 1.33
 
     def observe_first(self, ms: float) -> bool:

@@ -353,6 +353,24 @@ class Sparse(Oracle):
         return proposal if is_found else proposal.keep([0])
 
 
+class InBursts(Oracle):
+    """A costly lookup that finds something in ten of sixty positions."""
+
+    draft_ms = 0.8
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
+        is_found = (len(self.text) - self._num_prompt) % 60 >= 50
+        return proposal if is_found else proposal.keep([0])
+
+
+def test_lookups_that_find_nothing_do_not_end_the_search() -> None:
+    drafter = on_a_machine(FLAT, ALWAYS, InBursts)
+    num_drafted = [sum(step.num_drafted > 0 for step in drafter.write(240)) for _ in range(4)]
+    assert min(num_drafted) >= 6, "two in every burst"
+    assert drafter.lost_ms < 0
+
+
 @pytest.mark.parametrize(
     ("steps_ms", "plain_ms"),
     [
