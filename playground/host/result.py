@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # `runs list` reads figures without torch
     from engine.drafters.method import MethodConfig
     from engine.tuning.experience import ExperienceStore
 
-MIN_STEPS = 4
+MIN_STEPS = 8
 """Steps that a comparison needs: the first ones are not typical."""
 MIN_QUIET_STEPS, MIN_QUIET_SHARE = 16, 0.8
 """Undisturbed steps, and their share of all steps, below which a result is uncertain."""

@@ -83,7 +83,7 @@ def test_the_speedup_is_the_ratio_of_the_tok_s_beside_it_however_busy_the_machin
     assert cold["head"] == "About 0.7× plain decoding:" and not cold["advice"]
     assert cold["mood"] == "same", "no colour for what is uncertain"
     assert "something else during 2 of 20 steps; the others were about 2.0× plain" in cold["source"]
-    assert "only 6 steps" in said(timed([9.0] * 6, 2))["source"]
+    assert "only 9 steps" in said(timed([9.0] * 9, 2))["source"]
 
 
 def test_a_step_cheaper_than_a_plain_step_gives_no_number() -> None:
@@ -156,8 +156,8 @@ def test_without_a_comparison_it_says_what_is_known() -> None:
     for unknown, step in ((values, None), (few, PLAIN), ({"tok_s": None}, PLAIN)):
         assert result_of(unknown, step, is_plain=False) is None
     told = too_short(few)
-    assert told and told["text"] == "3 steps; a speedup needs 4 at least."
-    assert too_short({**few, "num_steps": 4}) is None
+    assert told and told["text"] == "3 steps; a speedup needs 8 at least."
+    assert too_short({**few, "num_steps": 8}) is None
 
 
 def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, log: RunLog) -> None:
