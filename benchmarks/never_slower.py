@@ -65,11 +65,11 @@ class Row:
 
     def speedup(self, plain: Row, kind: str | None = None) -> Speedup:
         """Over plain decoding in turns with it."""
-        asked = [one for one in self.tokens if one in plain.tokens and kind in {None, one[0]}]
+        keys = [one for one in self.tokens if one in plain.tokens and kind in {None, one[0]}]
         return ratio_of_counts(
             [
                 Counts(self.tokens[one], self.seconds[one], plain.tokens[one], plain.seconds[one])
-                for one in asked
+                for one in keys
             ]
         )
 

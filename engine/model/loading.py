@@ -120,7 +120,6 @@ def load_target(
         needed = needed_bytes(num_weights(empty), torch_dtype, plan.bits if plan else None, file)
         place = _destination(spec, empty, needed, torch_dtype, device)
         tokenizer = (read_tokenizer if file is None else read_extracted_tokenizer)(source)
-        trim_memory()  # reading a large vocabulary took more than the tokenizer holds
         reason = None
         if plan is None and isinstance(place, torch.device) and place.type == "cpu":
             plan, reason = _native_plan(spec, empty, cache_dir)
@@ -277,6 +276,7 @@ def _read_model(
     Returns:
         The model, and why a file's quantized matrices are loaded as floats, else "".
     """
+    trim_memory()  # reading a large vocabulary took more than the tokenizer holds
     model, remark = None, ""
 
     def report_share(done: float) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine.accept import Rule
 from engine.config import Sampling
@@ -42,7 +42,7 @@ from engine.tree import MAX_NODES
 from engine.tuning.account import LossAccount, RunningSpeedup, Trials
 from engine.tuning.costs import DraftKind
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
-from engine.tuning.lazy_drafter import LazyDrafter
+from engine.tuning.lazy_drafter import DraftedStep, DraftPlan, LazyDrafter
 from engine.tuning.survival import TrackedDraft, has_usable_probs
 
 SHORT_TERM = (0.98, 20.0)
@@ -70,44 +70,6 @@ PROMPT_GAIN_SHARE = 0.2
 """Of the gain expected of proven drafts, the most that reading the prompt may take."""
 MIN_TIMED_PROMPT, DEFAULT_ANSWER_LEN = 16, 64
 """Prompt tokens from which the time of reading is learnt; length expected of a text."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """A draft to be made.
-
-    Attributes:
-        max_loss_ms: the most that it may lose against a plain step.
-        trial: the trials that it belongs to, if it is one.
-    """
-
-    drafter: LazyDrafter
-    kind: DraftKind
-    depth: int
-    max_loss_ms: float
-    trial: Trials | None
-
-
-@dataclass(slots=True)
-class _DraftedStep:
-    """The step under way, if it drafts.
-
-    Attributes:
-        plan: None for tokens that a grammar left no choice about.
-        draft_ms: from the start of the step to the end of the draft.
-        usual_draft_ms: expected of drafts like it; `draft_ms` for the first of its kind, and where
-            the drafter read the prompt or caught up.
-        is_typical: whether its time counts for the speed of drafted steps.
-        draft: as the drafter made it, before it was cut; None where it found nothing.
-    """
-
-    plan: DraftPlan | None = None
-    draft_ms: float = 0.0
-    usual_draft_ms: float = 0.0
-    is_typical: bool = False
-    rows: int = 1
-    depth: int = 0
-    draft: Proposal | None = None
 
 
 class ControlledDrafter(Drafter):
@@ -145,7 +107,7 @@ class ControlledDrafter(Drafter):
         self._open_drafts: list[TrackedDraft] = []
         self._num_right_in_a_row = 0
         self._start = start
-        self._step: _DraftedStep | None = None
+        self._step: DraftedStep | None = None
         self._num_steps = self._num_committed = 0
         self._num_prompt = len(start.prompt_ids)
         self._num_held, self._held_reason = 0, ""
@@ -171,7 +133,7 @@ class ControlledDrafter(Drafter):
             return self._plain_step(self._held_reason)
         if reason := self._reason_for_plain_step(budget):
             return self._plain_step(reason)
-        drafted: tuple[Proposal, _DraftedStep] | None = None
+        drafted: tuple[Proposal, DraftedStep] | None = None
         for drafter in self._drafters:
             plan = self._plan_draft(drafter, budget)
             if isinstance(plan, str):
@@ -187,7 +149,7 @@ class ControlledDrafter(Drafter):
         self.experience.survival.observe_attempt(len(proposal.shape) > 1)
         return self._prune(proposal, step)
 
-    def _draft(self, plan: DraftPlan, step_began_s: float) -> tuple[Proposal, _DraftedStep]:
+    def _draft(self, plan: DraftPlan, step_began_s: float) -> tuple[Proposal, DraftedStep]:
         """Make the planned draft and time it."""
         drafter, kind, costs = plan.drafter, plan.kind, self.experience.costs
         began_s = self._clock()
@@ -210,7 +172,7 @@ class ControlledDrafter(Drafter):
             costs.observe_prompt(drafter.kinds, draft_ms - usual_ms, num_unread)
         # Reading and catching up are no hiccups: they are charged whole.
         usual_ms = since_step_ms - draft_ms + (usual_ms if is_typical else draft_ms)
-        return proposal, _DraftedStep(plan, since_step_ms, usual_ms, is_typical)
+        return proposal, DraftedStep(plan, since_step_ms, usual_ms, is_typical)
 
     def observe(self, outcome: Outcome) -> None:
         self._num_steps += 1
@@ -228,7 +190,7 @@ class ControlledDrafter(Drafter):
                 self.experience.survival.observe(outcome.proposal, outcome.path, match_len)
                 is_right = shape.max_depth < len(outcome.path)
         elif len(shape) > 1:  # tokens that a grammar left no choice about
-            self._step = step = step or _DraftedStep()
+            self._step = step = step or DraftedStep()
             step.rows, step.depth, step.is_typical = len(shape), shape.max_depth, False
         self._follow_drafts(outcome.committed, is_right=is_right)
         for drafter in self._drafters:
@@ -372,7 +334,7 @@ class ControlledDrafter(Drafter):
                     break
         return Budget(depth, width)
 
-    def _prune(self, proposal: Proposal, step: _DraftedStep) -> Proposal:
+    def _prune(self, proposal: Proposal, step: DraftedStep) -> Proposal:
         """The nodes of a draft that are worth verifying."""
         costs, size, draft_ms = self.experience.costs, len(proposal.shape), step.draft_ms
         assert step.plan is not None

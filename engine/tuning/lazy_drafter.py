@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.drafters.base import Drafter, Start
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.tree import TreeShape, upload
+from engine.tuning.account import Trials
 from engine.tuning.costs import KINDS, DraftKind
 
 MAX_MISSED_STEPS, MAX_MISSED_LOGITS = 256, 1 << 22
@@ -103,3 +104,41 @@ class LazyDrafter:
         self._num_missed = 0
         self._missed_ids: list[int] = []
         self._missed: list[tuple[TargetOutput, tuple[int, ...]]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """A draft to be made.
+
+    Attributes:
+        max_loss_ms: the most that it may lose against a plain step.
+        trial: the trials that it belongs to, if it is one.
+    """
+
+    drafter: LazyDrafter
+    kind: DraftKind
+    depth: int
+    max_loss_ms: float
+    trial: Trials | None
+
+
+@dataclass(slots=True)
+class DraftedStep:
+    """The step under way, if it drafts.
+
+    Attributes:
+        plan: None for tokens that a grammar left no choice about.
+        draft_ms: from the start of the step to the end of the draft.
+        usual_draft_ms: expected of drafts like it; `draft_ms` for the first of its kind, and where
+            the drafter read the prompt or caught up.
+        is_typical: whether its time counts for the speed of drafted steps.
+        draft: as the drafter made it, before it was cut; None where it found nothing.
+    """
+
+    plan: DraftPlan | None = None
+    draft_ms: float = 0.0
+    usual_draft_ms: float = 0.0
+    is_typical: bool = False
+    rows: int = 1
+    depth: int = 0
+    draft: Proposal | None = None

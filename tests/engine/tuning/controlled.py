@@ -16,10 +16,10 @@ from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
 from engine.steps import End, Step
 from engine.tree import MAX_NODES, ChoiceTree
-from engine.tuning.controller import ControlledDrafter, DraftPlan
+from engine.tuning.controller import ControlledDrafter
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
-from engine.tuning.lazy_drafter import LazyDrafter
+from engine.tuning.lazy_drafter import DraftPlan, LazyDrafter
 from tests.models import plain_greedy, tiny_target
 
 PROMPT = [10, 20, 30, 40]
