@@ -98,7 +98,7 @@ class VerifiedTree:
             proposal.dists,
             best=[int(token) for token in values[1]],
             logsumexp=logsumexp,
-            target_probs=values[2],
+            target_probs=[1.0, *values[2]],
             largest=values[3],
             draft_probs=None if proposal.draft_probs is None else values[-1],
             columns=values[4 : 4 + len(columns)],
@@ -122,30 +122,30 @@ class VerifiedTree:
         """The target's softmax probability of every node's token at its parent; the root's is 1."""
         if self.target_probs is not None:
             return self.target_probs
+        if len(self.shape) == 1:
+            return (1.0,)
         tokens = torch.tensor(self.tokens, device=self.logits.device)
         probs: list[float] = _token_probs(tokens, self.shape, self.logits, self.logsumexp).tolist()
-        return probs
+        return (1.0, *probs)
 
 
 def _token_probs(
     tokens: Tensor, shape: TreeShape, logits: Tensor, logsumexp: Tensor | None
 ) -> Tensor:
-    """`(n,)` float32, see `VerifiedTree.token_probs`."""
-    ones = torch.ones(1, device=logits.device)
-    if len(shape) == 1:
-        return ones
+    """`(n - 1,)` float32: `VerifiedTree.token_probs` without the root's."""
     parents = shape.parents[1:]
-    rows = upload(torch.tensor(parents), logits.device)
+    rows = upload(torch.tensor(parents, dtype=torch.int64), logits.device)
     token_logits = logits[rows, tokens[1:]].float()
-    if logsumexp is None:
-        # Leaves are half of a bushy tree, and theirs are not needed.
-        inner = sorted(set(parents))
-        index = {node: i for i, node in enumerate(inner)}
-        sums = logits[upload(torch.tensor(inner), logits.device)].float().logsumexp(dim=-1)
-        logsumexp = sums[upload(torch.tensor([index[p] for p in parents]), logits.device)]
-    else:
-        logsumexp = logsumexp[rows]
-    return torch.cat([ones, (token_logits - logsumexp).exp()])
+    if logsumexp is not None:
+        return (token_logits - logsumexp[rows]).exp()
+    # Leaves are half of a bushy tree, and theirs are not needed.
+    inner = sorted(set(parents))
+    index = {node: i for i, node in enumerate(inner)}
+    inner_rows, indices = (
+        upload(torch.tensor(values, dtype=torch.int64), logits.device)
+        for values in (inner, [index[parent] for parent in parents])
+    )
+    return (token_logits - logits[inner_rows].float().logsumexp(dim=-1)[indices]).exp()
 
 
 Rule = Callable[[VerifiedTree, SeededDraws], Acceptance]
@@ -262,7 +262,8 @@ def _accept_deterministic(
     if not tokens:
         return None, target_probs
     mass = 1.0
-    for i, prob in enumerate(target_probs[tokens].tolist()):
+    for i, token in enumerate(tokens):
+        prob = float(target_probs[token])
         if draws.uniform() * mass < prob:
             return i, target_probs
         mass = max(0.0, mass - prob)
@@ -324,10 +325,12 @@ def _accept_block(
 
 
 def _without(probs: Tensor, tokens: list[int]) -> Tensor:
-    """`probs` with the mass of some tokens removed, renormalized."""
+    """`probs` with the mass of some tokens removed, renormalized; itself if none is left."""
     residual = probs.clone()
-    residual[tokens] = 0.0
-    return normalize(residual, probs)
+    for token in tokens:
+        residual[token] = 0.0
+    total = float(residual.sum())
+    return residual.div_(total) if total > 0 else probs
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import torch
 from torch import Tensor
@@ -81,13 +82,22 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
 
     Example: probs `[0.2, 0.0, 0.8]` → 0 below 0.2, else 2.
     """
-    blocks = pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(probs)
     sums = blocks.sum(dim=-1, dtype=torch.float64)
     block, left = _locate(sums, uniform.double() * sums.sum(dim=-1))
     # Not `blocks[block]`: an index without dimensions is read by the host.
     chosen = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, BLOCK))
     index, _ = _locate(chosen[..., 0, :].double(), left)
     return block * BLOCK + index
+
+
+def _blocks(probs: Tensor) -> Tensor:
+    """`(…, blocks, BLOCK)`, the last one filled up with zeros."""
+    num_missing = -probs.shape[-1] % BLOCK
+    if num_missing:
+        probs = pad(probs, (0, num_missing))
+    blocks: Tensor = probs.unflatten(-1, (-1, BLOCK))
+    return blocks
 
 
 def _locate(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,8 +130,22 @@ class SeededDraws:
         return [copy.uniform() for _ in range(count)]
 
     def pick(self, probs: Tensor) -> int:
-        """An index drawn from `probs` `(vocab,)`, which sum to 1."""
+        """An index drawn from `probs` `(vocab,)`, which sum to 1.
+
+        As `inverse_cdf`, but decided on the host: a score of small operations takes 5% of a small
+        model's step.
+        """
         weights = probs.detach().cpu()
-        if not math.isfinite(weights.sum()):
+        ends = _blocks(weights).sum(dim=-1, dtype=torch.float64).cumsum(dim=-1).tolist()
+        if not math.isfinite(ends[-1]):
             raise TargetError(NOT_FINITE)
-        return int(inverse_cdf(weights, torch.tensor(self.uniform(), dtype=torch.float64)))
+        block, left = _locate_on_host(ends, self.uniform() * ends[-1])
+        ends = weights[block * BLOCK :][:BLOCK].double().cumsum(dim=-1).tolist()
+        return block * BLOCK + _locate_on_host(ends, left)[0]
+
+
+def _locate_on_host(ends: list[float], at: float) -> tuple[int, float]:
+    """`_locate` by the sums up to each weight."""
+    at = max(0.0, min(at, math.nextafter(ends[-1], 0.0)))
+    index = min(bisect_right(ends, at), len(ends) - 1)
+    return index, at - (ends[index - 1] if index else 0.0)

@@ -53,7 +53,8 @@ a quarter of both for kinds below `POOR_SPEEDUP`."""
 TRIAL_DRAFTS = 4
 """Drafts of a trial: the first pays for catching up with the steps that the drafter missed."""
 HELD_STEPS = 3
-"""Steps for which the decision not to draft is kept: deciding takes 3% of a small model's step."""
+"""Steps for which a decision is kept that brought no draft: deciding takes 3% of a small model's
+step."""
 REFRESH_STEPS = 24
 """Steps after which a plain one is made to time it; more where drafts gain much."""
 ROW_COST_ROWS = 7
@@ -110,7 +111,6 @@ class ControlledDrafter(Drafter):
         self._step: DraftedStep | None = None
         self._num_steps = self._num_committed = 0
         self._num_prompt = len(start.prompt_ids)
-        self._num_held, self._held_reason = 0, ""
         self._follows_draft = False
         self._reads_on_credit = False
         self._token_ms = plain_ms = self.experience.costs.plain_ms
@@ -128,26 +128,26 @@ class ControlledDrafter(Drafter):
     def propose(self, budget: Budget) -> Proposal:
         began_s = self._clock()
         self._record_last_step(began_s)
-        if self._num_held:
-            self._num_held -= 1
-            return self._plain_step(self._held_reason)
         if reason := self._reason_for_plain_step(budget):
             return self._plain_step(reason)
         drafted: tuple[Proposal, DraftedStep] | None = None
         for drafter in self._drafters:
-            plan = self._plan_draft(drafter, budget)
-            if isinstance(plan, str):
-                reason = plan
+            decision = self._decide(drafter, budget)
+            if isinstance(decision, str):
+                reason = decision
                 continue
-            drafted = self._draft(plan, began_s)
+            drafted = self._draft(decision, began_s)
             if len(drafted[0].shape) > 1:
+                drafter.num_held = 0
                 break
         if drafted is None:
-            self._num_held, self._held_reason = HELD_STEPS, reason
             return self._plain_step(reason)
         proposal, step = drafted
         self.experience.survival.observe_attempt(len(proposal.shape) > 1)
-        return self._prune(proposal, step)
+        proposal = self._prune(proposal, step)
+        if step.rows == 1:
+            step.draft_ms = 1000 * (self._clock() - began_s)
+        return proposal
 
     def _draft(self, plan: DraftPlan, step_began_s: float) -> tuple[Proposal, DraftedStep]:
         """Make the planned draft and time it."""
@@ -156,7 +156,7 @@ class ControlledDrafter(Drafter):
         num_unread, drafter.num_unread = drafter.num_unread, 0
         num_missed = drafter.catch_up()
         caught_up_s = self._clock()
-        proposal = drafter.inner.propose(self._draft_budget(plan))
+        proposal = drafter.inner.propose(plan.budget)
         if len(proposal.shape) > 1:
             drafter.has_draft_probs = has_usable_probs(proposal)
         drafter.num_extra_rows = proposal.num_rows - len(proposal.shape)
@@ -244,8 +244,17 @@ class ControlledDrafter(Drafter):
             return "plain decoding is measured again"
         return ""
 
-    def _plan_draft(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
+    def _decide(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
         """What a drafter is to draft at this step, or the reason for no draft."""
+        if drafter.num_held and budget.depth >= MAX_NODES:  # the context does not end soon
+            drafter.num_held -= 1
+            return drafter.decision
+        drafter.decision = decision = self._plan_draft(drafter, budget)
+        if isinstance(decision, str) or not (decision.trial or drafter.inner.has_network):
+            drafter.num_held = HELD_STEPS
+        return decision
+
+    def _plan_draft(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
         elapsed_ms, costs = self.account.elapsed_ms, self.experience.costs
         speedups = {kind: self._speedups[kind].value for kind in drafter.kinds}
         fastest = max(speedups, key=speedups.__getitem__)
@@ -264,14 +273,16 @@ class ControlledDrafter(Drafter):
             trial_loss_ms = min(max_loss_ms, trial.max_loss_ms(elapsed_ms))
             if depth := self._affordable_depth(drafter, kind, budget.depth, trial_loss_ms):
                 trial.num_left = (trial.num_left or TRIAL_DRAFTS) - 1
-                return DraftPlan(drafter, kind, depth, trial_loss_ms, trial)
+                draft_budget = self._draft_budget(drafter, kind, depth)
+                return DraftPlan(drafter, kind, draft_budget, trial_loss_ms, trial)
             trial.num_left = 0
         if not pays_off:
             return f"drafts were {speedups[fastest]:.2f}× plain; {_loss_text(loss_ms)}"
         depth = self._affordable_depth(drafter, fastest, budget.depth, max_loss_ms)
         if not depth:
             return f"a draft might lose more than is allowed; {_loss_text(loss_ms)}"
-        return DraftPlan(drafter, fastest, depth, max_loss_ms, None)
+        draft_budget = self._draft_budget(drafter, fastest, depth)
+        return DraftPlan(drafter, fastest, draft_budget, max_loss_ms, None)
 
     def _trials_of(self, kind: DraftKind) -> Trials:
         if kind not in self._trials:
@@ -311,21 +322,21 @@ class ControlledDrafter(Drafter):
 
     # ---- how much to draft
 
-    def _draft_budget(self, plan: DraftPlan) -> Budget:
+    def _draft_budget(self, drafter: LazyDrafter, kind: DraftKind, depth: int) -> Budget:
         """Levels are drafted while the tokens that they bring are worth their time."""
         costs, survival = self.experience.costs, self.experience.survival
         row_ms = (costs.verify_ms(1 + ROW_COST_ROWS) - costs.verify_ms(1)) / ROW_COST_ROWS
-        level_ms = costs.level_ms(plan.kind)
+        level_ms = costs.level_ms(kind)
         min_prob = (level_ms + row_ms) / self._token_ms
-        is_chain = plan.kind == "chain" and len(plan.drafter.kinds) > 1
-        depth, width = plan.depth, 1 if is_chain else MAX_NODES
-        if plan.drafter.has_draft_probs:
-            if plan.drafter.inner.has_network:  # stops by the parents of what comes next
+        is_chain = kind == "chain" and len(drafter.kinds) > 1
+        width = 1 if is_chain else MAX_NODES
+        if drafter.has_draft_probs:
+            if drafter.inner.has_network:  # stops by the parents of what comes next
                 min_prob /= survival.level_rate(2)
             min_draft_prob = min(min_prob / survival.calibration, MAX_MIN_PROB)
             return Budget(depth, width, min_draft_prob)
         if level_ms > 0.01 * costs.plain_ms:
-            match_len = self._match_len(plan.drafter)
+            match_len = self._match_len(drafter)
             path_prob = survival.chain_rate(1, match_len)
             for levels in range(1, depth):
                 path_prob *= survival.chain_rate(levels + 1, match_len)
@@ -403,7 +414,8 @@ class ControlledDrafter(Drafter):
         costs, step, self._step = self.experience.costs, self._step, None
         if not self._num_steps:
             return
-        follows_draft, self._follows_draft = self._follows_draft, step is not None
+        is_disturbed = step is not None and (step.rows > 1 or step.ran_network)
+        follows_draft, self._follows_draft = self._follows_draft, is_disturbed
         if step is None:
             self._record_plain_step(ms, follows_draft=follows_draft)
             return
@@ -411,7 +423,7 @@ class ControlledDrafter(Drafter):
         hiccup_ms, learnt_ms = costs.split_hiccup(step.draft_ms, step.usual_draft_ms)
         if step.rows == 1:  # a plain step, but for the draft
             self.account.add_drafted_step(step.draft_ms, 0, hiccup_ms)
-            self._record_plain_step(verify_ms, follows_draft=True)
+            self._record_plain_step(verify_ms, follows_draft=follows_draft or is_disturbed)
             learnt_ms += costs.verify_ms(1)
         else:
             usual_ms = costs.verify_ms(step.rows, step.depth or None)
@@ -421,7 +433,7 @@ class ControlledDrafter(Drafter):
             costs.observe_verify(verify_ms, step.rows, step.depth)
         # A lookup that finds nothing is charged to the account alone: finds come in bursts, and
         # steps without one say nothing of the next.
-        is_judged = step.draft is not None or (plan and plan.drafter.inner.has_network)
+        is_judged = step.draft is not None or step.ran_network
         if plan and step.is_typical and is_judged:
             for speedup in (self._speedups[plan.kind], self.experience.speedup_of(plan.kind)):
                 speedup.observe(num_tokens, learnt_ms / costs.plain_ms)
@@ -432,8 +444,8 @@ class ControlledDrafter(Drafter):
         """Record a step of one row.
 
         Args:
-            follows_draft: a drafter drafted, or tried to, in this step or just before it. Then it
-                is a little slower than plain decoding, which drafting is charged for.
+            follows_draft: a draft was verified just before it, or a drafter's network ran in this
+                step. Then it is a little slower than plain decoding, which drafting is charged for.
         """
         costs = self.experience.costs
         before_ms, is_first = costs.plain_ms, self._num_steps == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.drafters.base import Drafter, Start
-from engine.proposal import Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput
 from engine.tree import TreeShape, upload
 from engine.tuning.account import Trials
 from engine.tuning.costs import KINDS, DraftKind
@@ -22,6 +22,8 @@ class LazyDrafter:
     Attributes:
         kinds: the kinds of draft it makes; costs and speedup are estimated for each.
         num_unread: prompt tokens that it has not read yet.
+        decision, num_held: what it is to draft, or the reason for no draft; and for how many more
+            steps that stands.
         has_draft_probs: whether its drafts have probabilities by which they can be cut.
         num_extra_rows: rows that it adds to the verify forward besides its draft.
     """
@@ -37,6 +39,8 @@ class LazyDrafter:
 
     def start(self, start: Start) -> None:
         self._start, self._is_started, self._drafts_now = start, False, False
+        self.decision: DraftPlan | str = ""
+        self.num_held = 0
         self.num_unread = len(start.prompt_ids) - (start.num_cached or 0)
         self._root, self._no_logits = start.root, start.output.logits.new_empty(0, 0)
         self._forget_missed()
@@ -117,7 +121,7 @@ class DraftPlan:
 
     drafter: LazyDrafter
     kind: DraftKind
-    depth: int
+    budget: Budget
     max_loss_ms: float
     trial: Trials | None
 
@@ -128,7 +132,8 @@ class DraftedStep:
 
     Attributes:
         plan: None for tokens that a grammar left no choice about.
-        draft_ms: from the start of the step to the end of the draft.
+        draft_ms: from the start of the step to the end of the draft; of proposing at all, where it
+            has one row.
         usual_draft_ms: expected of drafts like it; `draft_ms` for the first of its kind, and where
             the drafter read the prompt or caught up.
         is_typical: whether its time counts for the speed of drafted steps.
@@ -142,3 +147,7 @@ class DraftedStep:
     rows: int = 1
     depth: int = 0
     draft: Proposal | None = None
+
+    @property
+    def ran_network(self) -> bool:
+        return self.plan is not None and self.plan.drafter.inner.has_network

@@ -121,22 +121,15 @@ class AtRandom(ControlledDrafter):
 
     dice: random.Random
 
-    def propose(self, budget: Budget) -> Proposal:
-        self._num_held = 0
-        return super().propose(budget)
-
     def _reason_for_plain_step(self, budget: Budget) -> str:
         return "the context ends here" if budget.depth < 1 else ""
 
-    def _plan_draft(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
+    def _decide(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
         if self.dice.random() < 0.4:
             return "plain, by the dice"
-        depth = min(budget.depth, self.dice.randint(1, 8))
-        return DraftPlan(drafter, self.dice.choice(drafter.kinds), depth, math.inf, None)
-
-    def _draft_budget(self, plan: DraftPlan) -> Budget:
-        width = 1 if plan.kind == "chain" and len(plan.drafter.kinds) > 1 else MAX_NODES
-        return Budget(plan.depth, width)
+        kind, depth = self.dice.choice(drafter.kinds), min(budget.depth, self.dice.randint(1, 8))
+        width = 1 if kind == "chain" and len(drafter.kinds) > 1 else MAX_NODES
+        return DraftPlan(drafter, kind, Budget(depth, width), math.inf, None)
 
     def _best_size(
         self, proposal: Proposal, path_probs: list[float], order: list[int], max_loss_ms: float
