@@ -6,11 +6,13 @@
 TARGET is a preset, a folder, a hub id or a GGUF file. Methods are presets at their defaults,
 `drafting: auto`; without `--methods` all shipped ones for the target. On every question each
 method takes turns with plain decoding, which goes first on every other question; one process for
-all; each answer ends where the target ends it. What was learnt earlier on this machine is used;
-`--fresh` begins with nothing. Prints, for every method, plain decoding's time over its own: of all
-questions and of each kind, `!` where the 95% interval over questions lies below 0.97; how many
-steps drafted; the median over runs of predicted over realised speed; the most that a run lost
-against plain decoding by its own account; and how many greedy texts differ from plain decoding's.
+all; each answer ends where the target ends it. Of several rounds each question's median one counts,
+so that a moment in which the machine did something else does not. What was learnt earlier on this
+machine is used; `--fresh` begins every round with nothing. Prints, for every method, plain
+decoding's time over its own: of all questions and of each kind, `!` where the 95% interval over
+questions lies below 0.97; how many steps drafted; the median over runs of predicted over realised
+speed; the most that a run lost against plain decoding by its own account; and how many greedy texts
+differ from plain decoding's.
 The row of `plain` is plain decoding in turns with itself: what it shows is noise.
 """
 
@@ -50,28 +52,29 @@ Question = tuple[str, int]
 class Row:
     """What a method did, by question."""
 
-    seconds: dict[Question, float] = field(default_factory=lambda: defaultdict(float))
-    tokens: dict[Question, int] = field(default_factory=lambda: defaultdict(int))
+    runs: dict[Question, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    """Tokens and seconds, a pair per round."""
     steps: int = 0
     drafted: int = 0
     predicted: list[float] = field(default_factory=list)
     lost_ms: float = 0.0
     differ: int = 0
 
+    def typical(self, question: Question) -> tuple[int, float]:
+        """The round of median speed; of an even number, the faster one of two."""
+        runs = sorted(self.runs[question], key=lambda run: run[0] / run[1])
+        return runs[len(runs) // 2]
+
     @property
     def rate(self) -> float:
         """Tokens a second."""
-        return sum(self.tokens.values()) / sum(self.seconds.values())
+        tokens, seconds = zip(*map(self.typical, self.runs), strict=True)
+        return float(sum(tokens) / sum(seconds))
 
     def speedup(self, plain: Row, kind: str | None = None) -> Speedup:
         """Over plain decoding in turns with it."""
-        keys = [one for one in self.tokens if one in plain.tokens and kind in {None, one[0]}]
-        return ratio_of_counts(
-            [
-                Counts(self.tokens[one], self.seconds[one], plain.tokens[one], plain.seconds[one])
-                for one in keys
-            ]
-        )
+        keys = [one for one in self.runs if one in plain.runs and kind in {None, one[0]}]
+        return ratio_of_counts([Counts(*self.typical(one), *plain.typical(one)) for one in keys])
 
 
 def questions(target: Target, options: argparse.Namespace) -> dict[str, list[list[int]]]:
@@ -96,8 +99,7 @@ def run(
     assert isinstance(end, End)
     if metrics.tok_s is None:
         return end.output_ids
-    row.seconds[question] += metrics.decode_s
-    row.tokens[question] += metrics.num_new_tokens - 1
+    row.runs[question].append((metrics.num_new_tokens - 1, metrics.decode_s))
     row.steps += metrics.num_steps
     row.drafted += metrics.num_steps - sum(metrics.bypasses.values())
     if metrics.expected_tok_s:
