@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.model.random_weights import add_tensors
+from benchmarks import random_heads
 from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.methods import save_head
@@ -55,31 +55,6 @@ def save_gguf(folder: Path) -> None:
     write_gguf(folder / "tiny.gguf")
 
 
-def save_random(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    add_tensors(folder, shapes, seed=0)
-
-
-def save_heads(folder: Path, target: Target) -> None:
-    """Medusa: two heads with an output matrix each."""
-    size, vocab = target.hidden_size, target.vocab_size
-    shapes = {"{0,1}.0.linear.weight": (size, size), "{0,1}.0.linear.bias": (size,)}
-    save_random(folder, {"medusa_num_heads": 2}, {**shapes, "{0,1}.1.weight": (vocab, size)})
-
-
-def save_recurrent(folder: Path, target: Target) -> None:
-    """ReDrafter with all parts."""
-    size, vocab = target.hidden_size, target.vocab_size
-    shapes = {
-        "{rnn_w,rnn_u,lm_head.0.linear}.weight": (size, size),
-        "{rnn_u,input_proj,lm_head.0.linear}.bias": (size,),
-        "input_proj.weight": (size, 2 * size),
-        "lm_head.1.weight": (vocab, size),
-    }
-    save_random(folder, {"rnn": True}, shapes)
-
-
 def save_eagle3(folder: Path, target: Target) -> None:
     """EAGLE-3 that lists its layers, since this target has fewer than its default reads."""
     save_head("Eagle3", folder, target)
@@ -112,9 +87,9 @@ TARGETS: dict[str, Callable[[Path], None]] = {
     "gguf": save_gguf,
 }
 DRAFTERS: dict[str, tuple[dict[str, Any], Callable[[Path, Target], object]]] = {
-    "Medusa": ({"medusa_choices": ((0,), (0, 0))}, save_heads),
+    "Medusa": ({"medusa_choices": ((0,), (0, 0))}, random_heads.medusa),
     "Medusa as a pickle": ({"medusa_choices": ((0,), (0, 0))}, partial(save_head, "Medusa")),
-    "ReDrafter": ({"beam_width": 2, "beam_length": 3}, save_recurrent),
+    "ReDrafter": ({"beam_width": 2, "beam_length": 3}, random_heads.redrafter),
     "Eagle": ({"eagle_choices": ((0,), (0, 0))}, partial(save_head, "Eagle")),
     "Eagle3": ({"max_draft_len": 2}, save_eagle3),
     "DFlash": ({}, partial(save_head, "DFlash")),
@@ -126,7 +101,14 @@ otherwise."""
 
 
 ABSURD: tuple[Any, ...] = (0, -1, 10**6, 10**9, 10**18, "many", 2.5, [], {}, None, True)
+CONFIG_KEYS = """
+attention_bias attention_dropout attn_implementation _attn_implementation bos_token_id
+chunk_size_feed_forward initializer_range is_encoder_decoder loop_num_passes mlp_bias
+max_position_embeddings num_kv_shared_layers pad_token_id pretraining_tp sliding_window
+tie_word_embeddings unpadded_vocab_size use_cache
+"""
 CONFIG: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(CONFIG_KEYS.split(), ABSURD),
     "num_hidden_layers": (*ABSURD, 2, 4, [3], "3"),
     "hidden_size": (*ABSURD, 33, 64),
     "num_attention_heads": (*ABSURD, 5, 3, 64),
@@ -134,7 +116,6 @@ CONFIG: dict[str, tuple[Any, ...]] = {
     "head_dim": (*ABSURD, 7, 16),
     "intermediate_size": (*ABSURD, 47),
     "vocab_size": (*ABSURD, 287, 300),
-    "max_position_embeddings": ABSURD,
     "num_labels": (10**9, "x"),
     "id2label": (5, [], {"a": 1}),
     "rms_norm_eps": ("x", [], float("nan"), float("inf"), 10**400),
@@ -150,33 +131,15 @@ CONFIG: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2", "qwen2", "qwen3", "opt", "phi", "gpt_neox", "gemma2", "t5", "bert")
     + ("nonsense", 5, [], {}, "", None, MISSING, "llama\x00", "../llama", "clip", "whisper"),
     "architectures": ("x", [], ["T5Model"], 5, [5], {}),
-    "tie_word_embeddings": ("yes", 5, [], True),
     "layer_types": (["nonsense"] * 3, 5, "x", ["full_attention"] * 2, [5, 5, 5], {"a": 1}),
-    "sliding_window": (0, -1, "x", [], 10**18),
-    "num_kv_shared_layers": ("x", -1, 10**9, [], {}, 2.5, True),
-    "loop_num_passes": ("x", -1, 10**9, [], {}),
-    "attention_layers": (5, "x", [5], {"a": 1}),
-    "unpadded_vocab_size": ("x", 0, [], 10**12),
-    "attention_bias": (True, "x", 5),
-    "mlp_bias": (True,),
     "quantization_config": ({}, "x", 5, [], {"quant_method": "nonsense"})
     + ({"quant_method": "gptq", "bits": 4}, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "eos_token_id": ("x", {"a": 1}, [[1]], -5, 10**9, [10**30], 2.5, [None]),
-    "bos_token_id": ("x", [], 10**9),
-    "pad_token_id": ("x", -1, 288, 10**9, []),
-    "initializer_range": ("x", -1),
-    "pretraining_tp": (0, -1, "x", 2),
-    "attention_dropout": ("x", 2.0),
-    "_attn_implementation": ("nonsense", 5),
-    "attn_implementation": ("nonsense",),
     "auto_map": ({"AutoConfig": "own.Config"}, 5, "x"),
     "vision_config": ({"num_hidden_layers": 10**6}, {"hidden_size": "x"}, 5),
     "text_config": ({}, 5, {"model_type": "nonsense"}, {"model_type": "llama"}),
     "pruned_heads": ({"0": [1]}, "x", {"x": 1}),
-    "is_encoder_decoder": (True,),
-    "use_cache": ("x", False),
     "transformers_weights": ("../../etc/passwd", 5),
-    "chunk_size_feed_forward": ("x", -1),
 }
 ANOTHER = {
     ("attention_bias", "x"),
@@ -269,48 +232,25 @@ def tokenizer_cases() -> Iterator[Case]:
 
 # ---- drafters
 
+ODD = (*ABSURD, ["a"], [-1, 0], [0, 99], [0.5, 1], {"a": 1})
+HEAD_KEYS = """
+architectures draft_vocab_size eagle_config head_dim hidden_act intermediate_size
+num_attention_heads num_key_value_heads partial_rotary_factor quantization_config rms_norm_eps
+rope_theta transformer_layer_config use_sliding_window vocab_size
+"""
 HEAD_CONFIG: dict[str, tuple[Any, ...]] = {
-    "num_attention_heads": (*ABSURD, 5, MISSING),
-    "num_key_value_heads": (*ABSURD, 3),
-    "head_dim": (*ABSURD, 7),
-    "intermediate_size": (*ABSURD, 23),
-    "rms_norm_eps": ("x", [], None, -1),
-    "rope_theta": ("x", [], 0, -1),
-    "rope_scaling": (5, [1], "x", {"type": "nonsense"}, {"type": "linear"}, {"type": "yarn"}),
-    "hidden_act": ("nonsense", [], 5),
-    "vocab_size": (0, 7, 10**12, "x", []),
-    "quantization_config": ("x", {"bits": 4}, []),
-    "transformer_layer_config": ({}, 5, []),
-    "partial_rotary_factor": (0, 2, "x", [], 0.01),
-    "rope_parameters": ({"partial_rotary_factor": "x"}, {"partial_rotary_factor": -1}, 5),
-    "use_sliding_window": ("x", False),
-    "draft_vocab_size": ("x", 0, 10**12),
-    "architectures": (5, [5], "DominoDraftModel", {"a": 1}),
+    **dict.fromkeys(HEAD_KEYS.split(), ODD),
     "a key with \x1b[2J": (1,),
-    "eagle_config": (5, [], "x", {"use_aux_hidden_state": False}),
-    "speculators_config": (5, [], {"verifier": 5}, {"verifier": {"name_or_path": []}}),
+    "rope_parameters": (*ODD, {"partial_rotary_factor": "x"}, {"partial_rotary_factor": -1}),
+    "rope_scaling": (*ODD, {"type": "nonsense"}, {"type": "linear"}, {"type": "yarn"}),
+    "speculators_config": (*ODD, {"verifier": 5}, {"verifier": {"name_or_path": []}}),
 }
-OWN_CONFIG: dict[str, dict[str, tuple[Any, ...]]] = {
-    "Eagle": {"bias": (True, "x"), **HEAD_CONFIG},
-    "Eagle3": {
-        "eagle_config.eagle_aux_hidden_state_layer_ids": (
-            *(5, "x", [], [1], ["a", "b", "c"], [0, 1, 99], [-1, 0, 1], [0, 0, 10**30]),
-            *([[0], [1], [2]], {"a": 1}, [0.5, 1, 2]),
-        ),
-        "norm_before_residual": ("x", []),
-        **HEAD_CONFIG,
-    },
-    "DFlash": {
-        "block_size": (*ABSURD, 65),
-        "num_hidden_layers": (*ABSURD, 2),
-        "hidden_size": (*ABSURD, 64),
-        "dflash_config.mask_token_id": (-1, 10**9, "x", [], None, 2.5),
-        "dflash_config.target_layer_ids": (5, "x", [], [1], [-1, 0], [0, 99], ["a"], [0.5, 1]),
-        "dflash_config": (5, [], "x"),
-        "layer_types": (5, [], ["nonsense"], ["full_attention"] * 2, [[]]),
-        "sliding_window": ("x", -1, 0, []),
-        **HEAD_CONFIG,
-    },
+"""Of every head with a layer."""
+OWN_KEYS = {
+    "Eagle": ["bias"],
+    "Eagle3": ["eagle_config.eagle_aux_hidden_state_layer_ids", "norm_before_residual"],
+    "DFlash": ["block_size", "num_hidden_layers", "hidden_size", "layer_types", "sliding_window"]
+    + ["dflash_config", "dflash_config.mask_token_id", "dflash_config.target_layer_ids"],
 }
 
 
@@ -335,10 +275,11 @@ def drafter_cases(folder: Path) -> Iterator[Case]:
         yield Case(method, "its weights are empty", rewrite(file.name, b""))
         cut = change(file.name, lambda data: data[: len(data) // 2])
         yield Case(method, "its weights are halved", cut)
-        for key, values in OWN_CONFIG.get(method, {}).items():
+        own = dict.fromkeys(OWN_KEYS.get(method, ()), ODD)
+        for key, values in {**own, **HEAD_CONFIG}.items() if own else ():
             for value in values:
-                said = "missing" if value is MISSING else json.dumps(value)
-                yield Case(method, f"{key} is {said:.60}", setting("config.json", key, value))
+                damage = setting("config.json", key, value)
+                yield Case(method, f"{key} is {json.dumps(value)}", damage)
         for what, content in {
             "empty": b"",
             "a mapping": b"{}",
@@ -355,16 +296,6 @@ def drafter_cases(folder: Path) -> Iterator[Case]:
             if method in ("Medusa", "ReDrafter", "Eagle"):
                 damage = rewrite("draft_vocab.json", content)
                 yield Case(method, f"its draft_vocab.json is {what}", damage)
-        for other in DRAFTERS:
-            if other not in (method, "Suffix", "Medusa as a pickle"):
-
-                def swap(to: Path, other: str = other) -> None:
-                    for mine in to.iterdir():
-                        mine.unlink()
-                    for theirs in (folder / other).iterdir():
-                        (to / theirs.name).write_bytes(theirs.read_bytes())
-
-                yield Case(method, f"it is a checkpoint for {other}", swap)
     yield from corpus_cases()
 
 
