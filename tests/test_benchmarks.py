@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TABLES: dict[str, tuple[str, ...]] = {
     "chat_turns": ("cold TTFT", "\nplain ", "\nngram ", "same"),
-    "connect_advice": ("× plain",),
     "cpu_forward": ("n = 1\n", "bfloat16 packed", "n = 4\n"),
     "gpu_day": ("copy bandwidth", "tiny      eager", "one step: ", "Eagle3 ", "same text"),
     "block_verification": ("token   block", "\n         0.7", "\n         1.0"),
@@ -21,7 +20,6 @@ TABLES: dict[str, tuple[str, ...]] = {
     "hybrid": ("lfm2", "commit", "chain of 4", "branches"),
     "large_gguf": ("GB in the file", "at most held", "ms per token"),
     "never_slower": ("rounds; plain", "ngram", "predicted"),
-    "lock_step": ("predicted", "\n       1 ", "\n       2 "),
     "methods_vs_transformers": ("plain / generate:", "Draft_Target / assistant:"),
     "plain_vs_generate": ("ours / generate:", "NGram / plain:"),
     "runs_page": ("median ms", "\nfirst page ", "\ngroups: prompt_id "),
