@@ -1,16 +1,14 @@
-"""What a dtype costs in quality, and whether every method writes plain decoding's text.
+"""What a dtype costs in quality.
 
     python -m benchmarks.dtype_quality [--target A,B] [--dtypes auto] [--suite tasks] [--limit 4]
-        [--new-tokens 96] [--questions 14]
+        [--new-tokens 96]
 
 Targets are presets, folders, hub ids or GGUF files.
 
 The float32 target answers the suite's prompts greedily; then every dtype reads prompts and answers
 and is asked for the next token of each answer's. Prints the perplexity of the answers, the share of
 tokens that are the likeliest in both, and the Kullback-Leibler divergence from float32.
-`--limit` counts prompts of each kind of task. Last, every method that needs no other weights than
-the shipped ones answers `--questions` greedily, drafting as set, on the target in `auto`: how many
-of its texts are plain decoding's, token by token.
+`--limit` counts prompts of each kind of task.
 """
 
 from __future__ import annotations
@@ -23,11 +21,9 @@ import torch
 import presets
 from benchmarks import TARGET, read_options
 from benchmarks.models import build_context, encode_question, load
-from benchmarks.never_slower import methods_for
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import Drafter
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End
@@ -40,25 +36,16 @@ def main() -> None:
     """Answer, score, print."""
     options = read_options(
         __doc__,
-        smoke={
-            "dtypes": "bfloat16",
-            "suite": "starter",
-            "limit": 1,
-            "new_tokens": 4,
-            "questions": 1,
-        },
+        smoke={"dtypes": "bfloat16", "suite": "starter", "limit": 1, "new_tokens": 4},
         target=TARGET,
         dtypes="bfloat16,auto,q8",
         suite="tasks",
         limit=4,
         new_tokens=96,
-        questions=14,
     )
     for name in options.target.split(","):
         print(f"\n{presets.resolve(name).title or name}")
         _quality(name, options)
-        if options.questions:
-            _texts(name, options)
 
 
 def _quality(name: str, options: argparse.Namespace) -> None:
@@ -75,30 +62,6 @@ def _quality(name: str, options: argparse.Namespace) -> None:
         log_probs = [_log_probs(target, prompt, answer) for prompt, answer in texts]
         _print(f"{dtype} ({target.environment()['forward']})", texts, known, log_probs)
         target.close()
-
-
-def _texts(name: str, options: argparse.Namespace) -> None:
-    """How many texts of every method are plain decoding's."""
-    target = load(name, "auto", "cpu")
-    context, limits = build_context(target), Limits(max_new_tokens=options.new_tokens)
-    prompts = [p.turns[0] for p in presets.suites()[options.suite].prompts][:: options.limit]
-    ids = [encode_question(target, prompt) for prompt in prompts[: options.questions]]
-
-    def answers(drafter: Drafter) -> tuple[list[tuple[int, ...]], int]:
-        """Texts, and steps."""
-        runs = [list(decode(target, drafter, each, limits=limits)) for each in ids]
-        ends = [run[-1] for run in runs]
-        return [end.output_ids for end in ends if isinstance(end, End)], sum(map(len, runs))
-
-    plain, plain_steps = answers(AutoregressiveConfig().build(context))
-    promise = "exact" if target.is_exact else "may differ at near-ties"
-    print(f"{'greedy texts, ' + target.environment()['forward']:40}{'equal':>8}  ({promise})")
-    for key in methods_for(name):
-        texts, steps = answers(presets.methods()[key].config.build(context))
-        equal = sum(own == theirs for own, theirs in zip(texts, plain, strict=True))
-        fewer = f"{plain_steps / steps:.2f}× fewer steps"
-        print(f"{key:40}{f'{equal}/{len(plain)}':>8}  {fewer}", flush=True)
-    target.close()
 
 
 def _answers(target: Target, options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:

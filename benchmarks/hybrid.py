@@ -1,21 +1,18 @@
-"""What roll-back costs on hybrid models: levels against branches against plain decoding.
+"""What roll-back costs on hybrid models, beside what the Tree page predicts of it.
 
-    python -m benchmarks.hybrid [--context 256] [--rounds 9] [--families granitemoehybrid,…]
-    python -m benchmarks.hybrid --predict [--rounds 3] [--tokens 40]
+    python -m benchmarks.hybrid [--families lfm2,…] [--rounds 3] [--tokens 40] [--context 256]
 
-Random models of about 150 M parameters, float32, in one process; the contestants take turns within
-each round. Prints the median step (verify and commit of half the path) by shape of the tree, what
-of it is the commit, and the bytes that a step holds besides the cache.
-
-With `--predict`: real runs of scripted drafts that are right for some of their depth, beside what
-the Tree page predicts of them; the latency is measured anew before every round.
+Random models of about 150 M parameters, float32, in one process, and real runs of scripted drafts
+that are right for some of their depth. The shapes take turns within each round, before which the
+latency is measured anew. Prints medians by shape: the mean acceptance length, the step and what of
+it is the roll-back, what is predicted of the step by the tree's shape and by its rows alone, and
+tok/s, measured and predicted.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Sequence
 
 import torch
@@ -27,9 +24,8 @@ from engine.decode import decode
 from engine.drafters.base import Drafter, Start
 from engine.metrics import measure
 from engine.model.forward import prepare_attention
-from engine.model.recurrent import Traversal
 from engine.model.target import Target
-from engine.proposal import Budget, Needs, Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal
 from engine.steps import End
 from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.latency import StepLatency
@@ -75,14 +71,6 @@ WIDE = ChoiceTree.parse(
 )
 DEPTHS = {7: (1, 2, 4, 6), 15: (1, 2, 4, 6, 10)}
 SHAPES = {
-    "plain": TreeShape.chain(0),
-    "chain of 2": TreeShape.chain(2),
-    "chain of 4": TreeShape.chain(4),
-    "chain of 8": TreeShape.chain(8),
-    f"tree of {len(WIDE)}": WIDE.shape,
-    "star of 16": TreeShape([-1, *[0] * 16]),
-}
-PREDICTED = {
     **{f"chain of {n}" if n else "plain": TreeShape.chain(n) for n in (0, 1, 2, 4, 8)},
     **{f"{n} nodes, {d} deep": comb_tree(n + 1, d) for n, ds in DEPTHS.items() for d in ds},
     f"published, {len(WIDE)} nodes, {WIDE.depth} deep": WIDE.shape,
@@ -97,19 +85,6 @@ def random_target(family: str) -> Target:
     model = AutoModelForCausalLM.from_config(config).eval()
     prepare_attention(model)
     return Target(model, None, name=family)
-
-
-def step(target: Target, context: int, shape: TreeShape) -> tuple[float, float]:
-    """Seconds of verify and of commit."""
-    cache = target.new_cache(context + len(shape))
-    target.prefill([i % 1000 for i in range(context)], cache, Needs())
-    tokens = torch.arange(len(shape))
-    began = time.perf_counter()
-    target.verify(Proposal(tokens, shape), cache, Needs()).logits.argmax(dim=-1).tolist()
-    verified = time.perf_counter()
-    deepest = (0, *shape.path_to(len(shape) - 1))
-    cache.commit(deepest[: len(deepest) // 2 + 1])
-    return verified - began, time.perf_counter() - verified
 
 
 class _Scripted(Drafter):
@@ -135,7 +110,7 @@ class _Scripted(Drafter):
         self._right = (self._right + 1) % (self._shape.max_depth + 1)
 
 
-def predicted(target: Target, options: argparse.Namespace) -> None:
+def report(target: Target, options: argparse.Namespace) -> None:
     """Print steps and tok/s of real runs beside the prediction, by shape."""
     prompt = [i % 1000 for i in range(options.context - options.tokens // 2)]
     limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
@@ -148,7 +123,7 @@ def predicted(target: Target, options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         curve = measure_curve(target, rows=rows, context_len=options.context)
         latency = StepLatency(curve, 0.0, 0.0)
-        for name, shape in PREDICTED.items():
+        for name, shape in SHAPES.items():
             run = measure(decode(target, _Scripted(end.output_ids, shape), prompt, limits=limits))
             nodes, depth = len(shape) - 1, shape.max_depth
             assert run.mat and run.tok_s and run.quiet_split
@@ -181,34 +156,17 @@ def main() -> None:
         __doc__,
         smoke={"context": 32, "rounds": 1, "families": "lfm2", "tokens": 8},
         context=256,
-        rounds=9,
+        rounds=3,
         families=",".join(FAMILIES),
         tokens=40,
-        predict=False,
     )
     if options.smoke:
         SIZE.update(vocab_size=1024, hidden_size=96, intermediate_size=96)
-    traversals: tuple[Traversal, ...] = ("levels", "branches")
     for family in options.families.split(","):
         target = random_target(family)
         count = sum(p.numel() for p in target.model.parameters())
         print(f"{family}, {count / 1e6:.0f} M parameters, {target.device_name}")
-        if options.predict:
-            predicted(target, options)
-            continue
-        print(f"  {'':14}{'':10}{'step':>10}{'commit':>10}")
-        timings: dict[tuple[str, Traversal], list[tuple[float, float]]] = {}
-        for _ in range(options.rounds + 1):
-            for traversal in traversals:
-                target.recurrent.set_traversal(traversal)
-                if target.recurrent.traversal == traversal:
-                    for name, shape in SHAPES.items():
-                        figures = step(target, options.context, shape)
-                        timings.setdefault((name, traversal), []).append(figures)
-        for (name, traversal), rounds in timings.items():
-            verify, commit = (statistics.median(each[1:]) for each in zip(*rounds, strict=True))
-            step_ms, commit_ms = 1000 * (verify + commit), 1000 * commit
-            print(f"  {name:14}{traversal:10}{step_ms:8.1f} ms{commit_ms:7.1f} ms")
+        report(target, options)
 
 
 if __name__ == "__main__":

@@ -10,45 +10,16 @@ what that process held at most, the seconds of the load and milliseconds per tok
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-from benchmarks import ROOT, read_options
+from benchmarks import read_options
+from benchmarks.startup import load
 
 VOCAB = 128_256
-LOAD = """
-import json, resource, sys, time
-from pathlib import Path
-import torch
-from engine.config import Limits
-from engine.decode import decode
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import BuildContext
-from engine.metrics import measure
-from engine.model.loading import load_target
-from engine.model.sources import TargetSpec
-from playground.host import paths
-
-began = time.perf_counter()
-spec = TargetSpec.of_path_or_hub(sys.argv[1])
-target = load_target(spec, cache_dir=paths.cache_dir())
-loaded = time.perf_counter()
-drafter = AutoregressiveConfig().build(BuildContext(target, TargetSpec.of_path_or_hub, None))
-limits = Limits(max_new_tokens=int(sys.argv[2]), ignore_eos=True)
-records = list(decode(target, drafter, [1, 2, 3, 4], limits=limits))
-print(json.dumps({
-    "forward": target.environment()["forward"],
-    "load_s": loaded - began,
-    "token_ms": 1000 / measure(records).tok_s,
-    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-}))
-"""
 
 
 def main() -> None:
@@ -66,15 +37,13 @@ def main() -> None:
         file = options.file or Path(folder) / "large.gguf"
         if not file.exists():
             write(file, layers=options.layers, hidden=options.hidden, vocab=options.vocab)
-        command = [sys.executable, "-c", LOAD, str(file), str(options.tokens)]
-        process = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        report = json.loads(process.stdout.splitlines()[-1])
+        report = load(str(file), options.tokens)
         size = file.stat().st_size
     print(f"{report['forward']}, {size / 1e9:.2f} GB in the file")
     print(
         f"at most held {report['peak'] / 1e9:.2f} GB: {(report['peak'] - size) / 1e6:.0f} MB more"
     )
-    print(f"loaded in {report['load_s']:.1f} s, {report['token_ms']:.0f} ms per token")
+    print(f"loaded in {report['load']:.1f} s, {report['token_ms']:.0f} ms per token")
 
 
 def write(file: Path, *, layers: int, hidden: int, vocab: int) -> None:

@@ -1,16 +1,14 @@
 """How long the Runs page's questions take in the server, over a log of synthetic runs.
 
     python -m benchmarks.runs_page [--runs 100000] [--prompts 2000] [--db URL] [--repeats 20]
-                                   [--only WORD]
 
 Writes runs as an import would, up to 10,000; more are copies of these, made by the database. Then
 asks what the page asks: first page, every order, filters, deep pages, text search, groups; and what
-other pages ask of the log. `--only` is a word of the questions' names; `--prompts` counts different
-ones. Prints median and 95th percentile in milliseconds, and the processor
-time of the median question, which other programs on the machine hardly change; that of PostgreSQL's
-own process is in it, where it runs on this machine. With --db the log is kept there, in a SQLite
-file or a PostgreSQL database, and used again the next time; a log of an older schema is migrated,
-and how long that takes is printed.
+other pages ask of the log. `--prompts` counts different ones. Prints median and 95th percentile in
+milliseconds, and the processor time of the median question in this process, which other programs on
+the machine hardly change. With --db the log is kept there, in a SQLite file or a PostgreSQL
+database, and used again the next time; a log of an older schema is migrated, and how long that
+takes is printed.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median, quantiles
@@ -77,14 +76,7 @@ QUERIES: dict[str, dict[str, Any]] = {
         "method_title": "N-gram",
         "decoding_type": "Suffix",
     },
-    **{
-        f"sort: {sort}{'' if descending else ', ascending'}": {
-            "sort": sort,
-            "descending": descending,
-        }
-        for sort in get_args(SortKey)
-        for descending in (True, False)
-    },
+    **{f"sort: {sort}": {"sort": sort} for sort in get_args(SortKey)},
     "filter and sort: target by TTFT": {"target": TARGETS[2], "sort": "ttft_s"},
     "filter and sort: target, label by MAT": {
         "target": TARGETS[2],
@@ -112,7 +104,6 @@ def main() -> None:
         prompts=2000,
         db="",
         repeats=20,
-        only="",
     )
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
@@ -120,7 +111,7 @@ def main() -> None:
         print(f"opened in {time.monotonic() - started:.1f} s")
         try:
             build(log, options.runs, options.prompts)
-            report(log, options.repeats, options.only)
+            report(log, options.repeats)
         finally:
             log.close()
 
@@ -166,14 +157,8 @@ def _copied(table: sa.Table, copy: int, database: str) -> sa.Insert:
     return table.insert().from_select(table.c.keys(), first)
 
 
-def report(log: RunLog, repeats: int, only: str = "") -> None:
+def report(log: RunLog, repeats: int) -> None:
     """Ask every question several times."""
-    cpu_s = _clock(log)
-
-    def ask(name: str, question: Callable[[], int]) -> None:
-        if only in name:
-            _print(name, repeats, question, cpu_s)
-
     runs = RunTable(log)
     menu = MethodMenu(Catalog.shipped(), log)
 
@@ -181,38 +166,24 @@ def report(log: RunLog, repeats: int, only: str = "") -> None:
         return len(runs.view(TableQuery.parse(query))["rows"])
 
     print(f"{'question':42}{'median ms':>10}{'p95 ms':>9}{'CPU ms':>10}{'rows':>9}")
-    for name, query in QUERIES.items():
-        ask(name, lambda query=query: rows(query))  # type: ignore[misc]
-    for by in GROUPS:
-        query = {"group": by}
-        ask(f"groups: {by}", lambda query=query: rows(query))  # type: ignore[misc]
-    ask("values to filter by", lambda: len(log.facets().targets))
-    ask("Deploy: what is offered", lambda: len(offered_runs(log)))
-    ask("Generate: the menu of methods", lambda: len(menu.choices(TARGETS[0])))
-    ask("the newest runs", lambda: len(log.rows(RunQuery())))
+    queries = {**QUERIES, **{f"groups: {by}": {"group": by} for by in GROUPS}}
+    for name, query in queries.items():
+        _print(name, repeats, partial(rows, query))
+    _print("values to filter by", repeats, lambda: len(log.facets().targets))
+    _print("Deploy: what is offered", repeats, lambda: len(offered_runs(log)))
+    _print("Generate: the menu of methods", repeats, lambda: len(menu.choices(TARGETS[0])))
+    _print("the newest runs", repeats, lambda: len(log.rows(RunQuery())))
 
 
-def _clock(log: RunLog) -> Callable[[], float]:
-    """Seconds of processor time of this thread, and of the server's process that answers it."""
-    if log.url.get_backend_name() != "postgresql":
-        return time.thread_time
-    with log._database.engine.connect() as connection:
-        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
-    served = Path(f"/proc/{pid}/schedstat")
-    if not served.exists():
-        return time.thread_time
-    return lambda: time.thread_time() + int(served.read_text().split()[0]) / 1e9
-
-
-def _print(name: str, repeats: int, ask: Callable[[], int], cpu_s: Callable[[], float]) -> None:
+def _print(name: str, repeats: int, ask: Callable[[], int]) -> None:
     wall_ms: list[float] = []
     cpu_ms: list[float] = []
     total_rows = 0
     for _ in range(repeats):
-        started, began = time.perf_counter(), cpu_s()
+        started, began = time.perf_counter(), time.thread_time()
         total_rows = ask()
         wall_ms.append(1000 * (time.perf_counter() - started))
-        cpu_ms.append(1000 * (cpu_s() - began))
+        cpu_ms.append(1000 * (time.thread_time() - began))
     late = quantiles(wall_ms, n=20)[-1]
     print(f"{name:42}{median(wall_ms):10.1f}{late:9.1f}{median(cpu_ms):10.1f}{total_rows:9}")
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from typing import Any
 
 from benchmarks import ROOT, TARGET, read_options, spread
 from benchmarks.servers import free_port
@@ -27,6 +28,7 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext
+from engine.metrics import measure
 from engine.model.loading import load_target
 from playground.host import paths
 import transformers
@@ -42,14 +44,12 @@ target = load_target(presets.resolve(sys.argv[1]), cache_dir=paths.cache_dir())
 loaded = time.perf_counter()
 weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
 drafter = parse_method({"decoding_type": "Autoregressive"}).build(BuildContext(target, None, None))
-ids = target.encode_chat([{"role": "user", "content": "Tell me about tea."}])
-cache = target.new_cache(len(ids) + 192)
-for _ in decode(target, drafter, ids, limits=Limits(max_new_tokens=128, ignore_eos=True)):
-    pass
+limits = Limits(max_new_tokens=int(sys.argv[2]), ignore_eos=True)
+records = list(decode(target, drafter, [1, 2, 3, 4], limits=limits))
 print(json.dumps({
     "import": imported - began, "load": loaded - imported, "dtype": target.dtype_name,
-    "forward": target.environment()["forward"], "held": resident("VmRSS") - before,
-    "peak": resident("VmHWM") - before, "parameters": weights,
+    "forward": target.environment()["forward"], "before": before, "held": resident("VmRSS"),
+    "peak": resident("VmHWM"), "parameters": weights, "token_ms": 1000 / measure(records).tok_s,
 }))
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
     gradio = [_imports("gradio") for _ in range(options.rounds)]
     app = [_imports("playground.cli.main") for _ in range(options.rounds)]
     pages = [_first_page(options.target) for _ in range(options.rounds)]
-    loads = [_load(options.target) for _ in range(options.rounds)]
+    loads = [load(options.target, 128) for _ in range(options.rounds)]
     _print("import gradio", gradio)
     _print("import the command line", app)
     _print("python app.py to the first page", pages)
@@ -68,10 +68,10 @@ def main() -> None:
     _print(
         f"load the model ({loads[0]['dtype']}, {loads[0]['forward']})", [o["load"] for o in loads]
     )
-    mib = {key: loads[0][key] / 2**20 for key in ("parameters", "held", "peak")}
+    mib = {key: loads[0][key] / 2**20 for key in ("parameters", "before", "held", "peak")}
     print(
-        f"memory after 128 tokens: {mib['held']:.0f} MiB more than before loading, at most "
-        f"{mib['peak']:.0f} MiB while loading; plain parameters that are still held "
+        f"memory after 128 tokens: {mib['held'] - mib['before']:.0f} MiB more than before loading, "
+        f"at most {mib['peak'] - mib['before']:.0f} MiB while loading; plain parameters still held "
         f"{mib['parameters']:.0f} MiB"
     )
 
@@ -86,11 +86,11 @@ def _imports(module: str) -> float:
     return time.perf_counter() - began
 
 
-def _load(target: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, target], check=True, cwd=ROOT, capture_output=True, text=True
-    )
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+def load(target: str, tokens: int) -> dict[str, Any]:
+    """What a fresh process that loads a model and writes some tokens tells of itself."""
+    line = [sys.executable, "-c", LOAD, target, str(tokens)]
+    done = subprocess.run(line, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 

@@ -17,7 +17,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "block_verification": ("token   block", "\n         0.7", "\n         1.0"),
     "dtype_quality": ("perplexity", "\nfloat32 ", "\nbfloat16 "),
     "endpoints": ("bench, plain", "bench, ngram", "tok/s"),
-    "hybrid": ("lfm2", "commit", "chain of 4", "branches"),
+    "hybrid": ("lfm2", "roll-back", "chain of 4", "14 nodes"),
     "large_gguf": ("GB in the file", "at most held", "ms per token"),
     "never_slower": ("rounds; plain", "ngram", "predicted"),
     "methods_vs_transformers": ("plain / generate:", "NGram / plain:", "Draft_Target / assistant:"),

@@ -43,8 +43,8 @@ NO_INITIAL_STATE = re.compile(r"mamba_selective_scan\(|self\.conv1d_state\b")
 """Kernels that read several tokens from an empty state only, ignoring the given one."""
 MAX_LEVELS = 4
 """Longer chains are read as one branch, and so is every tree by purely convolutional layers, whose
-state after any row is a slice of their inputs; everything else by levels. These were the faster, by
-`benchmarks/hybrid.py`: kernels pad every branch to a whole chunk."""
+state after any row is a slice of their inputs; everything else by levels. These were the faster:
+kernels pad every branch to a whole chunk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
