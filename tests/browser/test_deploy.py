@@ -119,16 +119,6 @@ def test_engines_are_picked_by_keyboard_and_releases_change_the_files(page: Gene
     assert 'string_value: "{0}, {1}, {0, 0}' in file_text(page, "config.pbtxt")
 
 
-def test_a_dead_link_says_so_and_the_page_goes_on(chromium: Any, served: Served) -> None:
-    path = "/?deploy=vllm&of=run:%3Cimg%20src=x%3E"
-    with GeneratePage.opened(chromium, served.url, path=path) as page:
-        page.tab.wait_for_selector("#pg-deploy-told .pg-alert")
-        pick_method(page, "Suffix ·")
-        page.tab.wait_for_selector(FILES)
-        assert page.tab.locator("#pg-deploy-told .pg-alert").count() == 0
-        page.check_clean()
-
-
 def test_a_config_is_opened_or_pasted_and_used_in_generate(
     page: GeneratePage, served: Served, tmp_path: Path
 ) -> None:

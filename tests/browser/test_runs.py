@@ -94,6 +94,8 @@ def test_a_late_answer_does_not_undo_the_order(page: GeneratePage, served: Serve
     page.tab.wait_for_timeout(300)
     page.tab.click("#pg-runs th[aria-sort=descending] >> text=tok/s")
     page.tab.wait_for_selector("#pg-runs th[aria-sort=ascending] >> text=tok/s")
+    page.reload()  # the address restores the table
+    page.tab.wait_for_selector("#pg-runs th[aria-sort=ascending] >> text=tok/s")
 
 
 def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -> None:
@@ -208,26 +210,6 @@ def test_an_experiment_is_one_row_that_opens_its_requests(
     shows(page, "Folded away", rows=4)
 
 
-def test_groups_lead_to_their_runs(page: GeneratePage, served: Served) -> None:
-    for length in ("3", "4", "4"):
-        finished(start(served.host, prompt="Group.", settings={"max_draft_len": length}))
-    opened(page, "Group.")
-    page.pick("runs-group", "configuration")
-    group = page.tab.locator("#pg-runs tr.group", has_text="max_draft_len 4")
-    group.wait_for()
-    page.tab.click("#pg-runs th >> text=MAT")  # what is drawn after that is not taken for late
-    page.tab.wait_for_selector("#pg-runs th[aria-sort=descending] >> text=MAT")
-    group.click()
-    shows(page, "max_draft_len 4", rows=2)
-    page.tab.click("#pg-runs-further .token-remove")
-    page.tab.fill("#pg-runs-further input", "fast ones")
-    page.tab.keyboard.press("Enter")
-    page.tab.wait_for_selector("#pg-runs [role=alert] >> text=A filter must be like")
-    page.tab.click("#pg-runs-further .token-remove")
-    page.tab.wait_for_selector("#pg-runs [role=alert]", state="hidden")
-    shows(page, "Group.", rows=3)
-
-
 def test_a_run_is_repeated_and_taken_to_generate(page: GeneratePage, served: Served) -> None:
     run = finished(start(served.host, prompt="Repeat me.", settings={"note": "again"}))
     assert run.finish is not None
@@ -252,38 +234,29 @@ def test_a_run_is_repeated_and_taken_to_generate(page: GeneratePage, served: Ser
     assert page.tab.input_value("#pg-run-form .pg-field-max_new_tokens input") == "24"
 
 
-def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_path: Path) -> None:
-    run = finished(start(served.host, prompt="Carry me."))
+def test_runs_are_carried_away_and_back_and_found_by_group(
+    page: GeneratePage, served: Served, tmp_path: Path
+) -> None:
+    for length in ("3", "4", "4"):
+        run = finished(start(served.host, prompt="Carry me.", settings={"max_draft_len": length}))
     opened(page, "Carry me.")
     page.tab.locator(f"{ROWS} .tick input").first.check()
     page.tab.wait_for_selector("#pg-runs-export >> text=export 1")
     file = tmp_path / "runs.json"
     file.write_text(saved(page.tab, "#pg-runs-export")[1])
     said(page, "Exported 1 run.")
-    document = json.loads(file.read_text())
-    assert document["runs"][0]["id"] == run.log_id
-    assert len(document["runs"][0]["steps"]) == len(run.rows)
+    assert json.loads(file.read_text())["runs"][0]["id"] == run.log_id
     bring(page, file)
     said(page, "Imported 0 runs; 1 were already here.")
-    document["runs"][0] |= {"id": "another", "prompt_text": "Carry me. Changed."}
-    file.write_text(json.dumps(document))
-    bring(page, file)
-    said(page, "Imported 1 run.")
-    shows(page, "Carry me.", rows=2)
     file.write_text('{"format": "something else"}')
     bring(page, file)
     said(page, "Imported 0 runs. The rest was not imported.")
-    page.tab.click("#pg-runs-refresh")
-    page.tab.fill(SEARCH, "Carry me. Changed.")
-    shows(page, "Carry me. Changed.", rows=1)
+    page.pick("runs-group", "configuration")
+    page.tab.locator("#pg-runs tr.group", has_text="max_draft_len 4").click()
+    shows(page, "max_draft_len 4", rows=2)
     alert = page.tab.locator("#pg-runs-message .pg-alert", has_text="is not an export of runs")
     assert alert.is_visible(), "loading the table must not wipe it"
-
-
-def test_a_link_restores_the_table(chromium: Any, served: Served) -> None:
-    finished(start(served.host, prompt="Linked table."))
-    query = json.dumps({"text": "linked TABLE", "sort": "mat", "descending": False})
-    with GeneratePage.opened(chromium, served.url, path=f"/?runs={query}") as page:
-        shows(page, "Linked table.", rows=1)
-        page.tab.wait_for_selector("#pg-runs th[aria-sort=ascending] >> text=MAT")
-        page.check_clean()
+    page.tab.click("#pg-runs-further .token-remove")
+    page.tab.fill("#pg-runs-further input", "fast ones")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_selector("#pg-runs [role=alert] >> text=A filter must be like")

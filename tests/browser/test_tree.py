@@ -132,34 +132,19 @@ def timed_edit(tab: Any, clock: Any, i: int) -> float:
     return thread_ms() - before
 
 
-FAULTS = [
-    ("tree of life", "does not look like a choice tree"),
-    ("[[0],\n [0, 0],\n [2, 1]]", "entry 3, line 3, column 2) is not connected"),
-    ('{"Successors": [[1], [', "not valid JSON: Expecting value (line 1, column 23)"),
-    ("[[1],\n [0, 0, 0, 0, 0, 0]]", "[0, 0, 0, 0, 0, 0] has depth 6, but Tiny Medusa with 5 heads"),
-]
-
-
 def test_a_fault_of_an_import_is_named_and_selected(tree: TreePage) -> None:
     before = tree.nodes()
     tree.tool("import").click()
     box = tree.host.locator("textarea[aria-label='tree as text']")
     alert = tree.host.locator(".sheet [role=alert]")
-    for text, says in FAULTS:
-        box.fill(text)
-        alert.evaluate("node => { node.textContent = '' }")
-        tree.tool("read").click()
-        tree.tab.wait_for_function(
-            "document.querySelector('#pg-tree .sheet [role=alert]').textContent !== ''"
-        )
-        assert says in alert.inner_text(), text
-        assert box.get_attribute("aria-invalid") == "true"
     box.fill("[[0], [0, x]]")
     tree.tool("read").click()
     tree.tab.wait_for_function(
         "node => node.value.slice(node.selectionStart, node.selectionEnd) === 'x'",
         arg=box.element_handle(),
     )
+    assert "must be an integer" in alert.inner_text()
+    assert box.get_attribute("aria-invalid") == "true"
     assert tree.nodes() == before
     box.fill("{0}, {1}, {0, 2}")
     tree.tool("read").click()
