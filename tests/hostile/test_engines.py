@@ -231,9 +231,9 @@ LOAD = Load(
 )
 
 
-def visited(url: str, log: RunLog | None = None) -> Report:
+def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> Report:
     async def last() -> Report:
-        return [report async for report in measure(Address(url), LOAD, log)][-1]
+        return [report async for report in measure(address, load, log)][-1]
 
     return asyncio.run(last())
 
@@ -243,7 +243,7 @@ def test_an_odd_answer_is_a_failed_request_and_the_measurement_goes_on(
     case: str, log: RunLog
 ) -> None:
     with engine(chat=streamed(TEXT, ODD_CHUNKS[case])) as fake:
-        report = visited(fake.url, log)
+        report = visited(Address(fake.url), log=log)
     stored = [run.status for run in log.find().rows]
     (level,) = report.drafting
     assert level.num_failed == 1 and len(level.replies) == 2
@@ -280,7 +280,7 @@ def test_odd_counters_are_refused_in_one_sentence(name: str, body: bytes) -> Non
 def test_an_engine_that_hangs_up_and_odd_counters_do_not_end_a_measurement() -> None:
     odd = ("", [b"vllm:num_requests_running NaN\n"])
     with engine(chat=("content-length: 9999\r\n", streamed(TEXT)[1]), metrics=odd) as fake:
-        report = visited(fake.url)
+        report = visited(Address(fake.url))
     (level,) = report.drafting
     assert level.num_failed == 1 and level.counters is None
     assert "hung up" in report.sentences()[-1]

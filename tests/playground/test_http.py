@@ -39,19 +39,15 @@ def held(**changes: Any) -> list[Any]:
     return list({**ask(), **form, "panel": None, "tab": None, **changes}.values())
 
 
-def test_generating_over_http_streams_a_run(served: Served) -> None:
-    last = call(served, "run", held())[-1][0]
-    (status,) = last["status"].values()
-    assert status["state"] == "completed"
-    (end,) = last["ends"].values()
-    assert end["reason"] == "length"
-
-
-def test_a_method_runs_whatever_the_server_takes_the_menu_to_hold(served: Served) -> None:
+def test_generating_over_http_streams_a_run_of_whatever_method_is_asked_for(
+    served: Served,
+) -> None:
     """Events at once, as while a page loads, may change a menu in another order on the server."""
     last = call(served, "run", held(method="type:Autoregressive"))[-1][0]
     (status,) = last["status"].values()
     assert status["state"] == "completed"
+    (end,) = last["ends"].values()
+    assert end["reason"] == "length"
 
 
 def test_stop_only_stops_its_own_session(served: Served) -> None:

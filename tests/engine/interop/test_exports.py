@@ -14,7 +14,6 @@ from engine.interop import ENGINES, read_version
 from engine.interop.export_files import Export
 from tests.engine.interop.schemas import LLAMA, check, exported, named, read, same_effect
 
-VERSIONS = [(name, version) for name, e in ENGINES.items() for version, _ in e.versions]
 WEIGHTS = {"speculative_model": "owner/drafter"}
 
 

@@ -1,4 +1,4 @@
-"""The stream to the Compare page, its links, and the clocks of the race."""
+"""The stream to the Compare page, and its links."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.comparison import (
-    Comparison,
-    race_clocks,
-    reopen_message,
-    stream,
-)
+from playground.experiments.comparison import Comparison, reopen_message, stream
 from playground.experiments.forms import from_comparison
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
@@ -87,18 +82,6 @@ def test_a_link_shows_the_same_from_the_log_alone(
     assert [meta["id"] for meta in again["runs"]] == [meta["id"] for meta in last["runs"]]
     with pytest.raises(ConfigError, match="nothing"):
         stored_race(host, "nothing")
-
-
-def test_clocks_are_the_stored_step_times(
-    shown: tuple[Comparison, Messages], host: EngineHost, log: RunLog
-) -> None:
-    runs = [meta["id"] for meta in shown[1][-1]["runs"]]
-    for clock in race_clocks(LiveRuns(), log, runs):
-        detail, steps = log.get(clock["run"]), log.steps(clock["run"])
-        assert detail is not None
-        assert clock["at_s"] == [detail.ttft_s, *(step.at_s for step in steps)]
-        assert sum(clock["num"]) == len(detail.output_ids)
-    assert race_clocks(host.runs, log, runs) == race_clocks(LiveRuns(), log, runs)
 
 
 def test_a_link_of_a_comparison_fills_the_form(host: EngineHost, log: RunLog) -> None:

@@ -17,11 +17,10 @@ from playground.api.prometheus import PrometheusMetrics
 from playground.connect import client as client_module
 from playground.connect.client import Client, EngineError, Reply
 from playground.connect.replay import Load, ReplayPrompt, read_concurrencies
-from playground.connect.report import Report
 from playground.connect.session import Address, measure
 from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
 from tests.commands import invoke
-from tests.hostile.test_engines import drip, engine, streamed
+from tests.hostile.test_engines import drip, engine, streamed, visited
 from tests.playground.serving import Served, free_port
 
 ASKED = tuple(
@@ -30,20 +29,13 @@ ASKED = tuple(
 LOAD = Load(ASKED, (1, 2), max_new_tokens=16)
 
 
-def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> Report:
-    async def last() -> Report:
-        return [report async for report in measure(address, load, log)][-1]
-
-    return asyncio.run(last())
-
-
 def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
     served: Served, tmp_path: Path
 ) -> None:
     own_metrics = PrometheusMetrics(served.host)
     with RunLog.open(str(tmp_path / "mine.db")) as mine:
         mine.watchers.append(own_metrics)
-        report = visited(Address(served.url, model="tiny:scripted"), log=mine)
+        report = visited(Address(served.url, model="tiny:scripted"), LOAD, mine)
         stored = [mine.get(row.id) for row in mine.find().rows]
         (folded,) = mine.experiments.page(RunQuery()).rows
     assert "vllm:request_success_total{" not in own_metrics.text().decode()
