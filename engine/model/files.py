@@ -44,7 +44,8 @@ _RANGES = {
     "num_experts num_local_experts n_routed_experts expert_count": (0, 1 << 14),
     "num_mtp_layers num_nextn_predict_layers": (0, 1 << 14),
     "max_position_embeddings n_positions context_length attention_chunk_size": (1, 1 << 60),
-    "head_dim num_labels": (0, 1 << 20),
+    "head_dim": (0, 1 << 20),
+    "num_labels": (0, 1 << 14),  # transformers names every one of them, twice
     "sliding_window": (-1, 1 << 60),
     "model_max_length": (1, 10**40),
     "vocab_size unpadded_vocab_size": (1, 1 << 24),

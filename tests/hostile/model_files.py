@@ -116,7 +116,7 @@ CONFIG: dict[str, tuple[Any, ...]] = {
     "head_dim": (*ABSURD, 7, 16),
     "intermediate_size": (*ABSURD, 47),
     "vocab_size": (*ABSURD, 287, 300),
-    "num_labels": (10**9, "x"),
+    "num_labels": (10**6, "x"),
     "id2label": (5, [], {"a": 1}),
     "rms_norm_eps": ("x", [], float("nan"), float("inf"), 10**400),
     "rope_parameters": (
