@@ -24,8 +24,10 @@ Drafting = Annotated[
     Literal["auto", "as set"],
     BeforeValidator(lambda value: "as set" if value in ("set", "as_set", "as-set") else value),
 ]
-_EARLIER = {"adaptive", "size"}
+_REPLACED = {"adaptive", "size"}
 """Settings of earlier versions that `drafting` replaced."""
+_EARLIER = _REPLACED | {"mix_contexts", "escape", "text_weight"}
+"""All settings of earlier versions that stored runs may have."""
 
 
 def draft_len(default: int | None, detail: str = "", *, most: int = 64) -> Any:
@@ -89,12 +91,13 @@ class MethodConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _from_earlier_version(cls, values: Any) -> Any:
-        """Earlier versions had `adaptive`, and a `size` that was set or fitted."""
+        """Without the settings of earlier versions; `adaptive` and `size` set `drafting`."""
         if not isinstance(values, Mapping) or not _EARLIER & values.keys():
             return values
         kept = {name: value for name, value in values.items() if name not in _EARLIER}
-        decides = values.get("adaptive") or values.get("size") == "fit"
-        kept.setdefault("drafting", "auto" if decides else "as set")
+        if _REPLACED & values.keys():
+            decides = values.get("adaptive") or values.get("size") == "fit"
+            kept.setdefault("drafting", "auto" if decides else "as set")
         return kept
 
     @property

@@ -25,13 +25,11 @@ from engine.tree import ChoiceTree
 _EXACT = "{title} verifies exactly: fewer tokens are accepted."
 _IN_CHECKPOINT = "{title} reads it from the checkpoint."
 _ONLY_TYPICAL = "It only matters with typical acceptance."
-_ONLY_MIXED = "It only matters with mix_contexts."
 REASONS = {
     "acceptance": _EXACT,
     "drafting": "It always drafts as much as is set; here that is the maximum.",
     "confidence_threshold": "{title} always drafts the full length.",
     "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
-    "escape": _ONLY_MIXED,
     "global_pool_size": "It counts tokens; {title} counts requests.",
     "mask_token_id": _IN_CHECKPOINT,
     "num_medusa_heads": _IN_CHECKPOINT,
@@ -39,7 +37,6 @@ REASONS = {
     "posterior_alpha": _ONLY_TYPICAL,
     "posterior_threshold": _ONLY_TYPICAL,
     "target_layer_ids": _IN_CHECKPOINT,
-    "text_weight": _ONLY_MIXED,
     "use_relaxed_acceptance_for_thinking": _EXACT,
     "vocabulary": "{title} wants a draft model of the target's vocabulary.",
     "use_tree_spec": "{title} verifies one path, not a tree.",

@@ -38,7 +38,6 @@ from tests.models import FAMILIES, build_context, lasting_folder, plain_greedy, 
 NEW_TOKENS = 24
 NGRAM = {"decoding_type": "NGram"}
 TREE = {"use_tree_spec": True}
-MIXED = {**TREE, "mix_contexts": True}
 BLOCKS: list[dict[str, Any]] = [
     {},
     {"use_dynamic_tree": True},
@@ -93,8 +92,7 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {**TREE, "max_spec_factor": 8.0, "min_token_prob": 0.01},
         {"max_draft_len": 2, "max_tree_depth": 3},
         {"max_spec_factor": 4.0, "use_global_pool": True, "min_token_prob": 0.0},
-        {**MIXED, "max_total_draft_tokens": 6},
-        {**MIXED, "use_global_pool": True, "min_token_prob": 0.0, "escape": 0.5},
+        {**TREE, "use_global_pool": True, "min_token_prob": 0.0, "max_total_draft_tokens": 6},
         {"drafting": "auto"},
     ],
     "Token_Recycling": [
@@ -309,7 +307,6 @@ SMALL_TREE |= {"max_non_leaves_per_layer": 2, "max_total_draft_tokens": 9}
 SEVERAL = {"max_spec_factor": 4.0, "min_token_prob": 0.01}
 BLOCK_TREE = {"use_dynamic_tree": True, "max_total_draft_tokens": 6}
 SAMPLED: dict[str, dict[str, Any]] = {
-    "Suffix, mixed": {**MIXED, **SEVERAL},
     "Suffix, tree": {**TREE, **SEVERAL},
     "Suffix, chain": SEVERAL,
     "Token_Recycling": {},

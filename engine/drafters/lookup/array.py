@@ -81,10 +81,6 @@ class SuffixArray:
             matches.append(Rows(begin, end, length))
         yield from reversed(matches)
 
-    def occurrences(self, rows: Rows) -> int:
-        """Number of occurrences of a context."""
-        return rows.end - rows.begin
-
     def followers(self, rows: Rows) -> list[tuple[int, Rows, int]]:
         """The most frequent next tokens, each with its rows and their number."""
         followers = self._followers.get(rows)
@@ -92,10 +88,6 @@ class SuffixArray:
             followers = self._look_up(*rows)
             self._followers.put(rows, followers, ENTRY_BYTES + FOLLOWER_BYTES * len(followers))
         return followers
-
-    def after(self, rows: Rows, token: int) -> Rows | None:
-        """The rows that continue with a token, if it is one of the most frequent."""
-        return next((after for own, after, _ in self.followers(rows) if own == token), None)
 
     def _look_up(self, begin: int, end: int, length: int) -> list[tuple[int, Rows, int]]:
         if length >= self.depth:

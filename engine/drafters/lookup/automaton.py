@@ -56,12 +56,6 @@ class SuffixAutomaton:
         """Per continuation of a state, oldest first: token, next state, occurrences."""
         return [(token, after, self.count[after]) for token, after in self.next[state].items()]
 
-    def after(self, state: int, token: int) -> int | None:
-        return self.next[state].get(token)
-
-    def occurrences(self, state: int) -> int:
-        return self.count[state]
-
     def end_sequence(self) -> None:
         """The next token begins a new sequence."""
         self._last, self.suffix, self._suffix_len = ROOT, ROOT, 0

@@ -11,30 +11,26 @@ are fixed before the step's random draws.
 Source: arXiv:2411.04975, section 3 (tree expansion, Alg. 1). Two differences: an automaton in
 place of suffix trees holds the same counts in less space, and a token's probability is its share
 of the occurrences *with a continuation*, so the text's own end does not count.
-The datastore: arXiv:2311.08252, section 3. Mixed contexts: `mixing.py`.
+The datastore: arXiv:2311.08252, section 3.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.array import SuffixArray, token_type
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
-from engine.drafters.lookup.mixing import Context, Memory, TargetPredictions, mixed
 from engine.drafters.lookup.paths import Continuation, most_probable_paths
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.errors import ConfigError
 from engine.model.corpus import DIALOGUES, Corpus
 from engine.proposal import Budget, Outcome, Proposal
 
-MIXED_PER_MEMORY = 4
-"""Contexts of each memory that are mixed."""
 TEXT_BYTES, RUNS_BYTES, STORE_BYTES = 256 << 20, 1 << 30, 2 << 30
 """The most memory of a run's own text, of earlier runs and of a corpus."""
 
@@ -44,7 +40,7 @@ class SuffixConfig(MethodConfig):
 
     Memory is bounded: a text's automaton at `TEXT_BYTES` (then it begins anew), those of earlier
     runs at `RUNS_BYTES` (the oldest are dropped first), a corpus's array at `STORE_BYTES` (a larger
-    one is refused). Caches of predictions and of a corpus's continuations take 64 MiB each.
+    one is refused) and the cache of its continuations at 64 MiB.
     """
 
     title = "Suffix"
@@ -57,9 +53,7 @@ class SuffixConfig(MethodConfig):
     looks_up = True
 
     without_effect = (
-        ({"use_tree_spec": False}, "max_total_draft_tokens mix_contexts escape text_weight"),
-        ({"mix_contexts": False}, "escape text_weight"),
-        ({"use_tree_spec": True, "mix_contexts": True}, "max_spec_factor"),
+        ({"use_tree_spec": False}, "max_total_draft_tokens"),
         ({"use_global_pool": False}, "global_pool_size"),
     )
 
@@ -86,26 +80,6 @@ class SuffixConfig(MethodConfig):
         ge=0.0,
         le=1.0,
     )
-    mix_contexts: bool = setting(
-        False,
-        "Mix contexts",
-        "estimate from long and short contexts together, and draft as many tokens as "
-        "are likely (with use_tree_spec; max_spec_factor has no effect)",
-    )
-    escape: float = setting(
-        3.0,
-        "Caution with rare contexts",
-        "mixed contexts: the higher, the less a rarely seen context counts",
-        gt=0.0,
-        le=100.0,
-    )
-    text_weight: float = setting(
-        4.0,
-        "Weight of the text itself",
-        "mixed contexts: how much an occurrence in the prompt or output counts",
-        gt=0.0,
-        le=1000.0,
-    )
     use_global_pool: bool = setting(False, "Match earlier runs", "also match texts of earlier runs")
     global_pool_size: int = setting(
         100_000,
@@ -121,16 +95,6 @@ class SuffixConfig(MethodConfig):
         "a corpus that `app.py train` made, to match as well: its folder, or the name "
         "of a shipped one",
     )
-
-    @property
-    def mixes(self) -> bool:
-        """Whether contexts are mixed, which requires drafting trees."""
-        return self.mix_contexts and self.use_tree_spec
-
-    @property
-    def offline(self) -> bool:
-        """Mixed contexts include the target's predictions after rejected tokens."""
-        return not self.mixes
 
     def draft_shape(self) -> DraftShape:
         nodes = self.max_total_draft_tokens if self.use_tree_spec else self.max_draft_len
@@ -192,6 +156,27 @@ class GlobalPool:
         self.automata = [self.automata[-1], SuffixAutomaton(self.max_depth)]
 
 
+class Memory(Protocol):
+    """An index of texts; a state stands for all occurrences of a context."""
+
+    def followers(self, state: Any) -> Sequence[tuple[int, Any, int]]:
+        """Per continuation: token, next state, occurrences; oldest first if ordered."""
+
+
+class Context(NamedTuple):
+    """The text's last tokens as they occur in a memory.
+
+    Attributes:
+        length: number of matching tokens.
+        max_depth: its continuations are counted up to this many tokens.
+    """
+
+    memory: Memory
+    state: Any
+    length: int
+    max_depth: int
+
+
 class SuffixDrafter(Drafter):
     def __init__(
         self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
@@ -207,14 +192,12 @@ class SuffixDrafter(Drafter):
         super().start(start)
         self.match_len = 0
         self._local = SuffixAutomaton(self.config.max_tree_depth)
-        self._predictions = TargetPredictions()
         automata = self._pool.automata if self.config.use_global_pool else []
         self._cursors = [Cursor(automaton) for automaton in automata]
         self._read(self.text)
 
     def propose(self, budget: Budget) -> Proposal:
-        mixes = self.config.mixes
-        best = self.mixed_continuation(budget) if mixes else self.best_continuation(budget)
+        best = self.best_continuation(budget)
         self.match_len = best.match_len
         return best.proposal(self.text[-1], self._device)
 
@@ -241,54 +224,7 @@ class SuffixDrafter(Drafter):
                 best = draft
         return best
 
-    def mixed_continuation(self, budget: Budget) -> Continuation:
-        """The most probable continuations by all memories and context lengths together."""
-        config, contexts = self.config, self._distinct_contexts()
-
-        def successors(
-            state: tuple[Sequence[Context], int | None],
-        ) -> Iterator[tuple[int, float, Any]]:
-            before, last = state
-            if last is not None:
-                before = [after for context in before for after in context.extend(last)]
-            for token, prob in mixed(before, config.escape).items():
-                yield token, prob, (before, token)
-
-        draft = most_probable_paths(
-            (contexts, None),
-            successors,
-            room=config.max_total_draft_tokens,
-            max_depth=min(budget.depth, config.max_draft_len),
-            min_prob=max(config.min_token_prob, budget.min_prob),
-        )
-        draft.match_len = contexts[-1].length if contexts and draft.tokens else 0
-        return draft
-
-    def _distinct_contexts(self) -> list[Context]:
-        """The longest matches of each memory that differ in their occurrences, shortest first.
-
-        A shorter context that occurs only where a longer one does adds no evidence.
-        """
-        contexts = [
-            Context(self._predictions, key, len(key), self.config.max_draft_len)
-            for key in self._predictions.matches(self.text)
-        ]
-        for _, group in groupby(self._matches(), key=lambda match: id(match.memory)):
-            count, num_contexts = 0, 0
-            for match in group:
-                occurrences = match.memory.occurrences(match.state)
-                if occurrences > count:
-                    count, num_contexts = occurrences, num_contexts + 1
-                    contexts.append(match)
-                if num_contexts == MIXED_PER_MEMORY:
-                    break
-        return sorted(contexts, key=lambda match: (match.length, match.memory is self._local))
-
     def observe(self, outcome: Outcome) -> None:
-        if self.config.mixes and len(outcome.output.logits):
-            proposal = outcome.proposal
-            tokens, parents = proposal.tokens.tolist(), proposal.shape.parents
-            self._predictions.observe(self.text[-2], tokens, parents, outcome.output.argmax())
         super().observe(outcome)
         self._read(outcome.committed)
 
@@ -309,14 +245,14 @@ class SuffixDrafter(Drafter):
     def _matches(self) -> Iterator[Context]:
         """Every matched context, per memory longest first."""
         depth = self.config.max_tree_depth
-        starts = [(self._local, self._local.suffix, depth, self.config.text_weight)]
-        starts += [(cursor.automaton, cursor.state, cursor.length, 1.0) for cursor in self._cursors]
-        for automaton, state, longest, weight in starts:
+        starts = [(self._local, self._local.suffix, depth)]
+        starts += [(cursor.automaton, cursor.state, cursor.length) for cursor in self._cursors]
+        for automaton, state, longest in starts:
             while state != ROOT:
                 # Continuations of a state are those of its shortest string.
                 max_depth = depth - automaton.shortest(state)
                 length = min(automaton.length[state], longest)
-                yield Context(automaton, state, length, max_depth, weight)
+                yield Context(automaton, state, length, max_depth)
                 state = automaton.link[state]
         if self._store is not None:
             for rows in self._store.matches(self.text[-depth:]):

@@ -33,7 +33,6 @@ COLLECTING: dict[str, dict[str, Any]] = {
         "use_global_pool": True,
         "global_pool_size": 1_000_000,
     },
-    "mixed": {"decoding_type": "Suffix", "use_tree_spec": True, "mix_contexts": True},
     "matrix": {"decoding_type": "Token_Recycling"},
 }
 

@@ -13,7 +13,6 @@ from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.lookup.lookahead import LookaheadConfig
-from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.texts import Text, rank_of
 from engine.errors import ConfigError, PromptError
 from engine.proposal import Needs
@@ -73,8 +72,7 @@ def test_progress_is_told_and_stopping_keeps_nothing() -> None:
 
 def test_methods_without_ranks_are_refused() -> None:
     case = golden("medusa")
-    mixed = SuffixConfig(use_tree_spec=True, mix_contexts=True)
-    unranked = (AutoregressiveConfig(), LookaheadConfig(), mixed)
+    unranked = (AutoregressiveConfig(), LookaheadConfig())
     for config, message in (
         *((config, "has no rank table") for config in unranked),
         (EagleConfig(), "must name an EAGLE head"),
