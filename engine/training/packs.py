@@ -45,7 +45,7 @@ class Pack:
 
     Attributes:
         tokens, positions, segments: `(n,)` int64.
-        loss_mask: `(n,)` bool, whether the loss covers this token.
+        loss_mask: `(n,)` bool, whether the loss covers this token: one of an answer.
         hidden: `(n, hidden)` float32, the target's last hidden state after its final norm.
         layers: `(n, layers * hidden)` float32, inputs of the required layers, or None.
         teacher: the target's distributions of the token after each row.
@@ -172,7 +172,6 @@ class Teacher:
         layers: tuple[int, ...],
         vocabulary: Vocabulary,
         *,
-        answers_only: bool,
         store: FeatureStore | None = None,
     ) -> None:
         """`layers`: whose inputs packs have; `vocabulary`: of the target's distributions."""
@@ -182,7 +181,6 @@ class Teacher:
         self._needs = Needs(hidden=True, layers=layers)
         self._vocabulary = vocabulary
         self._lm_head = LMHead.of(target, vocabulary)
-        self._answers_only = answers_only
         self._texts: RaggedBatch | None = None
         self._layers = "-".join(["layers", *map(str, layers)])
         self._masks = MaskBuilder(target.model)
@@ -200,7 +198,7 @@ class Teacher:
         tokens = torch.cat(ids).to(device)
         positions = torch.cat([torch.arange(e.length) for e in entries]).to(device)
         segments = torch.cat([torch.full_like(text, i) for i, text in enumerate(ids)]).to(device)
-        loss_mask = torch.cat([self._loss_mask(e) for e in entries]).to(device)
+        loss_mask = torch.cat([_answer_mask(e) for e in entries]).to(device)
         forward = functools.cache(lambda: self._compute(tokens, positions, segments))
 
         def feature(name: str, kind: str) -> Tensor:
@@ -222,12 +220,6 @@ class Teacher:
             return compute()
         tensors = self._store.get(entries, kind, compute)
         return {name: tensor.to(self.target.device) for name, tensor in tensors.items()}
-
-    def _loss_mask(self, entry: Entry) -> Tensor:
-        mask = torch.full((entry.length,), not self._answers_only)
-        for start, end in entry.spans:
-            mask[start:end] = True
-        return mask
 
     def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> TargetOutput:
         count = len(tokens)
@@ -272,6 +264,14 @@ class Teacher:
     def close(self) -> None:
         """Remove the hooks."""
         self._tap.close()
+
+
+def _answer_mask(entry: Entry) -> Tensor:
+    """Whether a token is of one of the target's answers: `(n,)` bool."""
+    mask = torch.zeros(entry.length, dtype=torch.bool)
+    for start, end in entry.spans:
+        mask[start:end] = True
+    return mask
 
 
 def frequent_tokens(entries: Sequence[Entry], count: int, vocab_size: int) -> Tensor:

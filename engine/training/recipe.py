@@ -45,16 +45,7 @@ class TrainSettings(Settings):
     learning_rate: PositiveUnitFloat = setting(
         1e-3, "Peak learning rate", "highest learning rate, reached after the warm-up"
     )
-    warmup_share: float = setting(
-        0.04, "Warm-up", "share of the steps in which the learning rate rises", ge=0.0, le=0.9
-    )
-    final_rate_share: UnitFloat = setting(
-        0.05, "Final learning rate", "learning rate at the end of the cosine, relative to the peak"
-    )
     weight_decay: UnitFloat = setting(0.01, "Weight decay", "AdamW's weight decay")
-    clip: float = setting(
-        1.0, "Gradient clipping", "gradients of a larger norm are scaled down to it", gt=0.0, le=1e6
-    )
     ema: float = setting(
         0.0,
         "Weight averaging",
@@ -62,7 +53,6 @@ class TrainSettings(Settings):
         ge=0.0,
         lt=1.0,
     )
-    answers_only: bool = setting(True, "Answers only", "learn from the target's answers only")
     loss_vocab: int | None = setting(
         None,
         "Loss vocabulary",

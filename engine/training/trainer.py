@@ -36,6 +36,9 @@ CHECKPOINT = "training.pt"
 SAVE_EVERY_S = 120.0
 HELD_OUT_PACKS = 16
 """Maximum number of packs of held-out dialogues that are evaluated."""
+MAX_GRAD_NORM = 1.0
+WARMUP_SHARE, FINAL_RATE_SHARE = 0.04, 0.05
+"""Share of the steps in which the learning rate rises, and its last value relative to the peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,6 @@ class Trainer:
             corpus,
             self.student.target_layers,
             self.student.vocabulary,
-            answers_only=settings.answers_only,
             store=store,
         )
         self._optimizer = AdamW(
@@ -206,7 +208,7 @@ class Trainer:
             output = self._loss_of(self._packs[self._pack_idx(self.step, i)], generator)
             (output.loss / settings.packs_per_step).backward()
             outputs.append(replace(output, loss=output.loss.detach()))
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
+        torch.nn.utils.clip_grad_norm_(self.student.parameters(), MAX_GRAD_NORM)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate_at(self.step, self.num_steps, settings)
         self._optimizer.step()
@@ -297,11 +299,11 @@ def load_state(
 
 def learning_rate_at(step: int, num_steps: int, settings: TrainSettings) -> float:
     """The learning rate: linear warmup, then cosine decay."""
-    warmup = max(1, round(settings.warmup_share * num_steps))
+    warmup = max(1, round(WARMUP_SHARE * num_steps))
     if step < warmup:
         return settings.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(1, num_steps - warmup)
-    low = settings.final_rate_share
+    low = FINAL_RATE_SHARE
     return settings.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 

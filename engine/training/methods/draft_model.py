@@ -28,6 +28,8 @@ from engine.training.recipe import Student, TrainSettings, principal_directions
 
 NUM_OTHERS = 2048
 """Tokens sampled per pack in addition to the loss's vocabulary."""
+DRAFT_LEN = 5
+"""Tokens drafted per step when a model is evaluated."""
 
 
 class DraftModelTraining(TrainSettings):
@@ -36,14 +38,12 @@ class DraftModelTraining(TrainSettings):
     method: ClassVar[str] = "draft_target"
     paper: ClassVar[str] = "2211.17192, 1503.02531"
 
-    answers_only: bool = setting(False, "Answers only", "learn from the target's answers only")
     hidden_size: int = setting(96, "Hidden size", "width of the model", ge=8, le=8192)
     layers: int = setting(4, "Layers", "decoder layers", ge=1, le=64)
     heads: int = setting(
         4, "Attention heads", "number of attention heads; it divides the hidden size", ge=1, le=128
     )
     intermediate_size: int = setting(384, "MLP size", "width of the MLP", ge=8, le=1 << 16)
-    max_draft_len: int = setting(5, "Draft length", "tokens drafted when evaluating", ge=1, le=64)
 
     @model_validator(mode="after")
     def _fits(self) -> DraftModelTraining:
@@ -60,9 +60,7 @@ class DraftModelTraining(TrainSettings):
         return DraftModelStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> DraftTargetConfig:
-        return DraftTargetConfig(
-            speculative_model=str(folder.resolve()), max_draft_len=self.max_draft_len
-        )
+        return DraftTargetConfig(speculative_model=str(folder.resolve()), max_draft_len=DRAFT_LEN)
 
 
 class DraftModelStudent(Student):

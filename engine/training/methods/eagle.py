@@ -38,6 +38,8 @@ from engine.training.recipe import Student, TrainSettings
 _Head = TypeVar("_Head", bound=DraftHead)
 _ROPE_THETA = 10000.0
 _MLP_RATIO = 4
+TREE_DEPTH = 6
+"""Levels of the dynamic tree with which an EAGLE-3 head is evaluated."""
 
 
 class _EagleTraining(TrainSettings):
@@ -49,22 +51,6 @@ class _EagleTraining(TrainSettings):
         "Unrolled positions",
         "share of positions that are unrolled beyond the first depth; less is faster",
     )
-    intermediate_size: int | None = setting(
-        None, "MLP size", "width of the head's MLP; None = the target's", ge=1, le=1 << 17
-    )
-    levels: int = setting(6, "Tree depth", "drafted levels when evaluating", ge=1, le=32)
-    total_tokens: int = setting(59, "Draft tokens", "drafted nodes when evaluating", ge=1, le=1024)
-    top_k: int = setting(10, "Children per node", "children per node when evaluating", ge=1, le=64)
-
-    def _tree(self, folder: Path) -> dict[str, Any]:
-        """A drafter's settings for decoding with a dynamic tree."""
-        return {
-            "speculative_model": str(folder),
-            "use_dynamic_tree": True,
-            "max_draft_len": self.levels,
-            "max_total_draft_tokens": self.total_tokens,
-            "dynamic_tree_max_topK": self.top_k,
-        }
 
 
 class EagleTraining(_EagleTraining):
@@ -92,7 +78,7 @@ class EagleTraining(_EagleTraining):
         return EagleStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> EagleConfig:
-        return EagleConfig(**self._tree(folder))
+        return EagleConfig(speculative_model=str(folder), use_dynamic_tree=True)
 
 
 class Eagle3Training(_EagleTraining):
@@ -131,7 +117,9 @@ class Eagle3Training(_EagleTraining):
         return head.vocabulary.ids
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> Eagle3Config:
-        return Eagle3Config(**self._tree(folder))
+        return Eagle3Config(
+            speculative_model=str(folder), use_dynamic_tree=True, max_draft_len=TREE_DEPTH
+        )
 
 
 class _EagleStudent(Student):
@@ -193,7 +181,7 @@ class EagleStudent(_EagleStudent):
 
     def __init__(self, settings: EagleTraining, target: Target, vocabulary: Vocabulary) -> None:
         super().__init__(settings, target, vocabulary, settings.depths)
-        self.head = new_eagle1_head(target, settings.intermediate_size)
+        self.head = new_eagle1_head(target)
         # It computes the layer's residual stream, which autocast would leave in bfloat16.
         self.head.fc.register_forward_hook(lambda module, args, out: out.float())
         self._lm_head = LMHead.of(target, vocabulary)
@@ -235,7 +223,7 @@ class Eagle3Student(_EagleStudent):
         count = target.num_layers
         self.target_layers = (2, count // 2, count - 3)
         self._draft_ids = vocabulary.ids if has_lm_head else None
-        self.head = new_eagle3_head(target, self._draft_ids, settings.intermediate_size)
+        self.head = new_eagle3_head(target, self._draft_ids)
         self._shared = None if has_lm_head else LMHead.of(target, vocabulary)
 
     def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
@@ -289,15 +277,15 @@ def _sample_dialogues(
     return starts[torch.isin(segments[starts], included)]
 
 
-def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
+def _head_spec(target: Target) -> HeadSpec:
     """A layer as wide as the target's, with its attention heads."""
     config = target.config
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
-    default = getattr(config, "intermediate_size", None) or _MLP_RATIO * target.hidden_size
+    intermediate = getattr(config, "intermediate_size", None) or _MLP_RATIO * target.hidden_size
     return HeadSpec(
         hidden=target.hidden_size,
-        intermediate=int(intermediate or default),
+        intermediate=int(intermediate),
         heads=heads,
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=head_dim,
@@ -307,9 +295,9 @@ def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
     )
 
 
-def new_eagle1_head(target: Target, intermediate: int | None) -> Eagle1Head:
+def new_eagle1_head(target: Target) -> Eagle1Head:
     """An EAGLE-1 head, initialised to copy the target's feature."""
-    spec = _head_spec(target, intermediate)
+    spec = _head_spec(target)
     head = Eagle1Head(spec, DraftOutput(target), bias=True)
     with torch.no_grad():
         head.fc.weight.mul_(0.1)
@@ -318,13 +306,13 @@ def new_eagle1_head(target: Target, intermediate: int | None) -> Eagle1Head:
     return _init_layer(head, target)
 
 
-def new_eagle3_head(target: Target, ids: Tensor | None, intermediate: int | None) -> Eagle3Head:
+def new_eagle3_head(target: Target, ids: Tensor | None) -> Eagle3Head:
     """An EAGLE-3 head, initialised to copy its deepest layer to the target's output matrix.
 
     Args:
         ids: the tokens it drafts by an output matrix of its own; None = all, by the target's.
     """
-    spec = _head_spec(target, intermediate)
+    spec = _head_spec(target)
     count = target.vocab_size if ids is None else len(ids)
     whole = Eagle3Spec(spec, 3, target.hidden_size, count)
     head = Eagle3Head(whole, DraftOutput(target) if ids is None else None)

@@ -26,6 +26,9 @@ from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack
 from engine.training.recipe import Student, TrainSettings
 
+TREE_NODES = 63
+"""Size of the tree with which heads are evaluated."""
+
 
 class MedusaTraining(TrainSettings):
     method: ClassVar[str] = "medusa"
@@ -43,13 +46,12 @@ class MedusaTraining(TrainSettings):
         "Distillation weight",
         "weight of the target's distribution in the loss; the rest is the text's token",
     )
-    nodes: int = setting(63, "Tree nodes", "size of the tree used when evaluating", ge=1, le=256)
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
         return MedusaStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> MedusaConfig:
-        tree = most_probable_tree(self.nodes, rates)
+        tree = most_probable_tree(TREE_NODES, rates)
         return MedusaConfig(speculative_model=str(folder), medusa_choices=tree.paths)
 
 

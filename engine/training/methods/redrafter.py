@@ -44,16 +44,12 @@ class ReDrafterTraining(TrainSettings):
     depth_decay: PositiveUnitFloat = setting(
         0.9, "Loss decay", "weight of a depth's loss relative to the one before it"
     )
-    beam_width: int = setting(4, "Beams", "number of beams when evaluating", ge=1, le=50)
-    beam_length: int = setting(5, "Beam length", "beam length when evaluating", ge=2, le=17)
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
         return ReDrafterStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> ReDrafterConfig:
-        return ReDrafterConfig(
-            speculative_model=str(folder), beam_width=self.beam_width, beam_length=self.beam_length
-        )
+        return ReDrafterConfig(speculative_model=str(folder))
 
 
 class ReDrafterStudent(Student):

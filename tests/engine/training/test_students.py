@@ -42,7 +42,7 @@ def pack_loss(
     """A fresh student's loss on one pack of these dialogues."""
     torch.manual_seed(0)
     student = training_settings(method, settings).student(target, corpus.entries)
-    teacher = Teacher(target, corpus, student.target_layers, student.vocabulary, answers_only=True)
+    teacher = Teacher(target, corpus, student.target_layers, student.vocabulary)
     pack = teacher.read(entries, length=length)
     teacher.close()
     assert len(pack.tokens) >= length
@@ -52,7 +52,7 @@ def pack_loss(
 def read(target: Target, corpus: Corpus) -> Pack:
     """The first three dialogues."""
     everything = Vocabulary(None, target.vocab_size)
-    teacher = Teacher(target, corpus, LAYERS, everything, answers_only=True)
+    teacher = Teacher(target, corpus, LAYERS, everything)
     pack = teacher.read(corpus.entries[:3])
     teacher.close()
     return pack
@@ -104,9 +104,9 @@ def test_unrolling_in_training_is_what_the_drafter_does(
 ) -> None:
     torch.manual_seed(1)
     if version == 1:
-        head: Any = new_eagle1_head(target, None)
+        head: Any = new_eagle1_head(target)
     else:
-        head = new_eagle3_head(target, torch.arange(100), None)
+        head = new_eagle3_head(target, torch.arange(100))
     # Attention and MLP begin at zero, which would hide a wrong mask.
     torch.nn.init.normal_(head.layer.o_proj.weight, std=0.3)
     torch.nn.init.normal_(head.layer.down_proj.weight, std=0.3)
