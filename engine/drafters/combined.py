@@ -85,48 +85,33 @@ class CombinedConfig(MethodConfig):
         return {n: kind for n, kind in fits.items() if kind.looks_up or setting == "model"}
 
     def build(self, context: BuildContext) -> CombinedDrafter:
+        longest = getattr(self.retrieval, "max_matching_ngram_size", self.min_match_len)
+        if self.min_match_len > longest:
+            raise ConfigError(
+                f"min_match_len must be at most {longest}, the retrieval's longest n-gram, got "
+                f"{self.min_match_len}. Lower it or raise retrieval.max_matching_ngram_size."
+            )
         return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))
 
 
 class MinMatchDrafter(Drafter):
-    """Retrieval that drafts only where at least `min_match_len` last tokens match.
-
-    Attributes:
-        is_repeat: whether the text's last `min_match_len` tokens occurred in it before.
-    """
-
-    is_repeat = False
+    """Retrieval that drafts only where at least `min_match_len` last tokens match."""
 
     def __init__(self, inner: Drafter, min_match_len: int) -> None:
         self.inner, self._min_match_len = inner, min_match_len
         self.remembers = inner.remembers
 
     def start(self, start: Start) -> None:
-        super().start(start)
         self.inner.start(start)
-        self._ngrams: set[tuple[int, ...]] = set()
-        self._read(len(self.text))
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = self.inner.propose(budget)
-        # N-gram lookup compares only a few tokens; the text's own n-grams tell if more match.
         self.match_len = self.inner.match_len
-        matches = self.is_repeat or (self.match_len or 0) >= self._min_match_len
+        matches = (self.match_len or 0) >= self._min_match_len
         return proposal if matches else proposal.keep(range(1))
 
     def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
         self.inner.observe(outcome)
-        self._read(len(outcome.committed))
-
-    def _read(self, count: int) -> None:
-        """Collect the n-grams that end with each of the last `count` tokens."""
-        size, length = self._min_match_len, len(self.text)
-        for end in range(length - count + 1, length + 1):
-            ngram = tuple(self.text[max(0, end - size) : end])
-            self.is_repeat = ngram in self._ngrams
-            if len(ngram) == size:
-                self._ngrams.add(ngram)
 
     def finish(self) -> None:
         self.inner.finish()

@@ -99,13 +99,15 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"recycling_choices": [[0, 0, 0, 0]]},
         {"matrix_top_k": 3, "recycling_choices": [[0, 2], [1, 0], [2]]},
-        {"keep_matrix": False, "recycle_prompt": False},
         {"drafting": "auto"},
     ],
     "Combined": [
         {},
         {"retrieval": NGRAM, "min_match_len": 1},
-        {"retrieval": {**NGRAM, "lookup": "transformers"}, "min_match_len": 3},
+        {
+            "retrieval": {**NGRAM, "lookup": "transformers", "max_matching_ngram_size": 3},
+            "min_match_len": 3,
+        },
         {"retrieval": {"decoding_type": "Suffix", **TREE}, "model": NGRAM},
         {"model": {"decoding_type": "Lookahead"}},
         {"drafting": "auto"},

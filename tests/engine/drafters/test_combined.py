@@ -6,21 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.accept import Typical
 from engine.config import Sampling
-from engine.drafters.autoregressive import AutoregressiveDrafter
-from engine.drafters.base import Start, root_only
-from engine.drafters.combined import CombinedConfig, MinMatchDrafter
+from engine.drafters.combined import CombinedConfig
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
-from engine.proposal import Budget, Outcome, TargetOutput
-from engine.sampling import SeededDraws
+from engine.proposal import Budget
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.judges import begin, started, target_of
@@ -76,18 +70,10 @@ def test_suffix_matches_in_earlier_runs_count():
     assert drafter.propose(Budget(99)).tokens.tolist() == [3, 4, 5]
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 2), min_size=2, max_size=30), st.integers(1, 4), st.integers(1, 29))
-def test_repeats_equal_brute_force(text: list[int], length: int, split: int):
-    split = min(split, len(text) - 1)
-    context, shown = build_context(target_of("llama")), TargetOutput(torch.zeros(1, 288))
-    drafter = MinMatchDrafter(AutoregressiveDrafter(context), length)
-    start = Start(text[: split - 1], text[split - 1], shown, Sampling(), SeededDraws(0))
-    drafter.start(start)
-    proposal = root_only(start.root, context.target.device)
-    drafter.observe(Outcome(proposal, shown, (0,), tuple(text[split:])))
-    before = [text[i : i + length] for i in range(len(text) - length)]
-    assert drafter.is_repeat == (len(text) >= length and text[-length:] in before)
+def test_a_match_that_the_retrieval_cannot_find_is_refused():
+    config = CombinedConfig.parse({"retrieval": NGRAM, "min_match_len": 3})
+    with pytest.raises(ConfigError, match="min_match_len must be at most 2, the retrieval's"):
+        config.build(build_context(target_of("llama")))
 
 
 @pytest.mark.parametrize(
