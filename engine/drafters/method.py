@@ -26,7 +26,7 @@ Drafting = Annotated[
 ]
 _REPLACED = {"adaptive", "size"}
 """Settings of earlier versions that `drafting` replaced."""
-_EARLIER = _REPLACED | {"mix_contexts", "escape", "text_weight"}
+_EARLIER = _REPLACED | {"mix_contexts", "escape", "text_weight", "recycle_prompt", "keep_matrix"}
 """All settings of earlier versions that stored runs may have."""
 
 

@@ -76,6 +76,17 @@ def test_a_method_that_is_not_one_is_refused(values: Any, says: str) -> None:
     assert says in str(caught.value) and "m.yaml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        ("Suffix", {"mix_contexts": True, "escape": 0.5, "text_weight": 2.0}),
+        ("Token_Recycling", {"keep_matrix": False, "recycle_prompt": False}),
+    ],
+)
+def test_settings_of_earlier_versions_are_ignored(kind: str, stored: dict[str, Any]) -> None:
+    assert parse_method({"decoding_type": kind, **stored}) == methods()[kind].parse({})
+
+
 def test_plain_decoding_comes_first() -> None:
     assert next(iter(methods())) == "Autoregressive"
 

@@ -68,7 +68,6 @@ ONE_OF_EACH = list({METHODS[n]["decoding_type"]: n for n in reversed(METHODS)}.v
 NAMES = sorted([*ONE_OF_EACH, "draft-model-text"])
 PRIVATE: dict[str, dict[str, Any]] = {
     "ngram": {"is_public_pool": False},
-    "recycling": {"keep_matrix": False},
     "combined": {"model": {"decoding_type": "Draft_Target", "speculative_model": "small"}},
 }
 """What keeps a drafter from knowing the texts of another."""
@@ -119,7 +118,8 @@ def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str) -> None:
         assert 0 < len(small.prefixes._texts) <= 2  # text may be tokenized anew at its end
     whole = anew(target, cold, prompt)
     assert goes_on.output == whole.output == plain_greedy(target, prompt, TOKENS)
-    assert [s.tokens for s in goes_on.steps] == [s.tokens for s in whole.steps]
+    if not warm.remembers:
+        assert [s.tokens for s in goes_on.steps] == [s.tokens for s in whole.steps]
     assert drafts(goes_on) == (name not in NEVER)
 
 

@@ -66,14 +66,6 @@ class TokenRecyclingConfig(MethodConfig):
         "Choice tree",
         "choice tree: paths of ranks; all candidates, or only the ends of paths",
     )
-    recycle_prompt: bool = setting(
-        True,
-        "Learn from the prompt",
-        "before the first step, fill the matrix with what follows each token in the prompt",
-    )
-    keep_matrix: bool = setting(
-        True, "Keep the matrix between runs", "keep the matrix from run to run"
-    )
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> TokenRecyclingConfig:
@@ -92,21 +84,20 @@ class TokenRecyclingConfig(MethodConfig):
 
 
 class TokenRecyclingDrafter(Drafter):
+    remembers = True
+
     def __init__(self, context: BuildContext, config: TokenRecyclingConfig) -> None:
         self.config = config
         self._target = context.target
         self._tree = ChoiceTree(config.recycling_choices)
         self._levels = _levels(self._tree, context.target.device)
-        self._matrix = self._empty()
-        self.remembers = config.keep_matrix
+        # Without successors at first; its last row is that of `UNKNOWN` itself.
+        shape = context.target.vocab_size + 1, config.matrix_top_k
+        self._matrix = torch.full(shape, UNKNOWN, device=context.target.device)
 
     def start(self, start: Start) -> None:
         super().start(start)
-        if not self.config.keep_matrix:
-            self._matrix = self._empty()
-        num_shared = self.num_shared if self.config.keep_matrix else 0
-        if self.config.recycle_prompt:
-            self._recycle(start.prompt_ids[max(0, num_shared - 1) :])
+        self._recycle(start.prompt_ids[max(0, self.num_shared - 1) :])
         self._write(start.prompt_ids[-1:], start.output.logits[-1:])
 
     def propose(self, budget: Budget) -> Proposal:
@@ -158,11 +149,6 @@ class TokenRecyclingDrafter(Drafter):
             ids = list(dict.fromkeys([*reversed(own), *row]))[: len(row)]
             row[:] = ids + [UNKNOWN] * (len(row) - len(ids))
         self._matrix[index] = upload(torch.tensor(rows), self._target.device)
-
-    def _empty(self) -> Tensor:
-        """A matrix without successors; its last row is that of `UNKNOWN` itself."""
-        shape = self._target.vocab_size + 1, self.config.matrix_top_k
-        return torch.full(shape, UNKNOWN, device=self._target.device)
 
 
 def _levels(tree: ChoiceTree, device: torch.device) -> list[tuple[int, int, Tensor, Tensor]]:

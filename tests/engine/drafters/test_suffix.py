@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.drafters import parse_method
 from engine.drafters.lookup import array as array_module
 from engine.drafters.lookup import suffix
 from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray
@@ -31,11 +30,6 @@ REPEATS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
 def test_draft_is_as_long_as_the_match(factor: float, drafted: list[int]):
     drafter = started(SuffixConfig(max_spec_factor=factor), REPEATS)
     assert drafter.propose(Budget(99)).tokens.tolist() == [3, *drafted]
-
-
-def test_settings_of_earlier_versions_are_ignored() -> None:
-    stored = {"decoding_type": "Suffix", "mix_contexts": True, "escape": 0.5, "text_weight": 2.0}
-    assert parse_method(stored) == SuffixConfig()
 
 
 def followers(text: list[int], context: tuple[int, ...]) -> Counter[int]:

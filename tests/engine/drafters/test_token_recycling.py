@@ -43,9 +43,7 @@ def observe(
 
 
 def test_tree_is_filled_breadth_first_as_in_the_docstring():
-    config = TokenRecyclingConfig(
-        matrix_top_k=2, recycling_choices=((0,), (1,), (0, 1)), recycle_prompt=False
-    )
+    config = TokenRecyclingConfig(matrix_top_k=2, recycling_choices=((0,), (1,), (0, 1)))
     drafter = started(config, [1, 2, 5])
     observe(drafter, [5], [[7, 8]], 0)
     assert drafter.propose(Budget(99)).tokens.tolist() == [5, 7, 8]
@@ -57,9 +55,7 @@ def test_tree_is_filled_breadth_first_as_in_the_docstring():
 
 
 def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
-    config = TokenRecyclingConfig(
-        matrix_top_k=2, recycling_choices=((0,), (1,), (0, 0)), recycle_prompt=False
-    )
+    config = TokenRecyclingConfig(matrix_top_k=2, recycling_choices=((0,), (1,), (0, 0)))
     drafter = started(config, [1, 2, 5])
     tokens, best = [4, 6, 7, 6], [[6, 1], [10, 11], [12, 13], [14, 15]]
     observe(drafter, tokens, best, 0, 1)
@@ -104,10 +100,9 @@ def test_rank_beyond_the_matrix_is_refused():
         TokenRecyclingConfig.parse({"matrix_top_k": 4, "recycling_choices": [[4]]})
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_matrix_outlives_a_run_only_if_kept(keep: bool):
+def test_the_matrix_outlives_a_run():
     target = target_of("llama")
-    drafter = TokenRecyclingConfig(keep_matrix=keep).build(build_context(target))
+    drafter = TokenRecyclingConfig().build(build_context(target))
     first, again = (write(target, drafter, [3, 200, 17, 99], tokens=40) for _ in range(2))
     assert first.output == again.output
-    assert (first.steps[0].tokens == again.steps[0].tokens) == (not keep)
+    assert first.steps[0].tokens != again.steps[0].tokens
