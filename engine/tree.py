@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -31,17 +32,6 @@ Path = tuple[int, ...]
 MAX_NODES = 1024
 """Largest choice tree accepted, root excluded."""
 MAX_CHARS = 200_000
-
-
-class GapError(TreeError):
-    """The parent of `path` is not in the tree."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"Choice tree has a gap: {list(path)} needs its parent {list(path[:-1])}. "
-            "Add it, or list only the ends of paths."
-        )
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +69,10 @@ class ChoiceTree:
             nodes |= prefixes
         for path in sorted(nodes, key=_sort_key):
             if len(path) > 1 and path[:-1] not in nodes:
-                raise GapError(path)
+                raise TreeError(
+                    f"Choice tree has a gap: {list(path)} needs its parent {list(path[:-1])}. "
+                    "Add it, or list only the ends of paths."
+                )
         return cls.of(nodes)
 
     @classmethod
@@ -156,10 +149,21 @@ def _sort_key(path: Path) -> tuple[int, Path]:
     return len(path), path
 
 
-def check_length(text: str) -> None:
-    """Raises TreeError: a tree's text is too long to be parsed."""
+def read_literal(text: str) -> object:
+    """Lists, tuples and numbers in Python's syntax.
+
+    Raises TreeError: malformed, or too long to be parsed.
+    """
     if len(text) > MAX_CHARS:
         raise TreeError(f"Choice tree text has {len(text)} characters; {MAX_CHARS} are allowed.")
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        glued = re.search(r"[\])]\s*([\[(].*?[\])])", text)
+        fault = f"a comma is missing before {glued[1]:.40}" if glued else "check the brackets"
+        raise TreeError(
+            f"Choice tree text must be a list of paths such as [[0], [0, 0], [1]]; {fault}."
+        ) from error
 
 
 def _check_size(paths: Iterable[Path]) -> None:
@@ -175,7 +179,7 @@ def _check_size(paths: Iterable[Path]) -> None:
                 )
 
 
-_RANK = Annotated[int, Field(strict=True, ge=0)]
+_RANK = Annotated[int, Field(strict=True, ge=0, lt=10**9)]
 _PATHS = TypeAdapter(list[Annotated[tuple[_RANK, ...], Field(min_length=1)]])
 
 
@@ -184,13 +188,7 @@ def _parse_paths(value: object) -> list[Path]:
     if isinstance(value, ChoiceTree):
         return list(value.paths)
     if isinstance(value, str):
-        check_length(value)
-        try:
-            value = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-            raise TreeError(
-                "Choice tree text must be a list of paths such as [[0], [0, 0], [1]]."
-            ) from error
+        value = read_literal(value)
     if isinstance(value, list | tuple) and not value:
         raise TreeError("Choice tree must have at least one path, got an empty list.")
     try:

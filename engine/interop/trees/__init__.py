@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,17 +26,9 @@ import numpy as np
 
 from engine.errors import ConfigError, TreeError, validate_choice
 from engine.interop.export_files import ReadYaml
-from engine.interop.trees.brackets import (
-    Item,
-    data_items,
-    product_paths,
-    read_brackets,
-    read_cartesian,
-    tree_of,
-)
 from engine.interop.trees.growmap import read_growmap, write_growmap
-from engine.safe_text import read_json
-from engine.tree import ChoiceTree, TreeShape
+from engine.safe_text import read_json, short
+from engine.tree import MAX_NODES, ChoiceTree, Path, TreeShape, read_literal
 
 _CHILDREN = {"": 10, "0": 10, "1": 7, "2": 3, "3": 2, "00": 10, "01": 3, "02": 2, "10": 2, "000": 2}
 _CHILDREN |= dict.fromkeys("4 5 6 7 8 9 03 04 05 06 07 20".split(), 1)
@@ -105,7 +97,7 @@ def _cartesian(tree: ChoiceTree, kind: str) -> str:
     levels = range(1, tree.depth + 1)
     sizes = [sum(len(path) == depth for path in tree.paths) for depth in levels]
     counts = [size // above for above, size in itertools.pairwise([1, *sizes])]
-    if set(product_paths(counts)) != set(tree.paths):
+    if set(_product_paths(counts)) != set(tree.paths):
         raise TreeError(
             "Cartesian shorthand expresses only trees in which all nodes of a depth have the "
             "same number of children, ranks from 0 up; this tree is not one. Choose another format."
@@ -207,11 +199,11 @@ def parse_tree(text: str, *, read_yaml: ReadYaml = _read_json) -> ChoiceTree:
         read_yaml: plain data of a YAML text; the default reads JSON only.
 
     Raises:
-        TreeError: it is not a tree; names the path, or the position of the fault.
+        TreeError: it is not a tree; names the path at fault.
     """
     name = detect_format(text)
     if name == "pbtxt":
-        return tree_of(_in_pbtxt(text), "triton")
+        return _read_brackets(_in_pbtxt(text))
     if name in ("sequoia", "yaml", "preset"):
         try:
             values = _read_json(text) if text.lstrip().startswith("{") else read_yaml(text)
@@ -219,9 +211,49 @@ def parse_tree(text: str, *, read_yaml: ReadYaml = _read_json) -> ChoiceTree:
             raise TreeError(str(error)) from error
         if name == "sequoia" and isinstance(values, dict):
             return read_growmap(values)
-        return tree_of(_in_data(values), "lists")
-    items = read_brackets(text)
-    return read_cartesian(items) if name == "cartesian" else tree_of(items, name)
+        return _in_data(values)
+    return _read_brackets(text)
+
+
+def _read_brackets(text: str) -> ChoiceTree:
+    """The tree of lists, tuples, Triton's braces or Cartesian counts.
+
+    Words are read as text, so that the error message shows the path that has one.
+    """
+    text = _bare(text)
+    if text.startswith("{") and not re.match(r"\{\s*\{", text):
+        text = f"[{text}]"
+    text = text.translate({ord("{"): "[", ord("}"): "]"})
+    value = read_literal(re.sub(r"\b[^\W\d]\w*", r"'\g<0>'", text))
+    if isinstance(value, list | tuple) and value and all(isinstance(n, int) for n in value):
+        return _read_cartesian(value)
+    return ChoiceTree.parse(value)
+
+
+def _bare(text: str) -> str:
+    """A text without `name =` and surrounding quotes."""
+    return _ASSIGNED.sub("", text, count=1).strip().strip("\"'").strip()
+
+
+def _read_cartesian(counts: Sequence[int]) -> ChoiceTree:
+    """The tree of `[1, 7, 6]`: the root, 7 choices below it, 6 below each of them."""
+    if counts[0] != 1 or len(counts) == 1 or min(counts) < 1:
+        raise TreeError(
+            "A plain list of numbers is Cartesian shorthand, 1 for the target's own token and "
+            "then counts from 1: [1, 7, 6] is 7 choices with 6 below each; got "
+            f"{short(counts)}. One path alone is written [[0, 0]]."
+        )
+    size = sum(itertools.accumulate(counts[1:], lambda a, b: min(a * b, 10**9)))
+    if size > MAX_NODES:
+        raise TreeError(f"Choice tree must have at most {MAX_NODES} nodes, got {size}.")
+    return ChoiceTree.parse(_product_paths(counts[1:]), form="candidates")
+
+
+def _product_paths(widths: Sequence[int]) -> list[Path]:
+    """Every path of a tree whose nodes at depth d all have `widths[d]` children."""
+    ranges = [range(width) for width in widths]
+    depths = range(1, len(widths) + 1)
+    return [path for depth in depths for path in itertools.product(*ranges[:depth])]
 
 
 def detect_format(text: str) -> str:
@@ -231,7 +263,7 @@ def detect_format(text: str) -> str:
         TreeError: it has none of the formats.
     """
     named = _ASSIGNED.match(text) is not None
-    start = _ASSIGNED.sub("", text, count=1).strip().strip("\"'").strip()
+    start = _bare(text)
     if not start:
         raise TreeError("Choice tree text is empty. Paste a tree such as [[0], [0, 0], [1]].")
     if is_pbtxt(text):
@@ -258,7 +290,7 @@ def is_pbtxt(text: str) -> bool:
     return "string_value" in text or re.search(r"\bparameters\s*(?::\s*)?\{", text) is not None
 
 
-def _in_pbtxt(text: str) -> list[Item]:
+def _in_pbtxt(text: str) -> str:
     """The braces of the only tree parameter that has a value."""
     trees = {k: value for k, value in pbtxt_parameters(text).items() if k in TREE_KEYS}
     if len(trees) != 1:
@@ -267,11 +299,11 @@ def _in_pbtxt(text: str) -> list[Item]:
             "A config.pbtxt must have one parameter with a tree, medusa_choices or eagle_choices, "
             f'such as string_value: "{{0}}, {{0, 0}}"; got {names}.'
         )
-    return read_brackets(*trees.values())
+    return next(iter(trees.values()))
 
 
-def _in_data(values: object) -> list[Item]:
-    """The list under the only tree key, at any depth."""
+def _in_data(values: object) -> ChoiceTree:
+    """The tree under the only tree key, at any depth."""
     trees = list(_trees(values))
     keys = ", ".join(key for key, _ in trees)
     if not trees:
@@ -280,10 +312,10 @@ def _in_data(values: object) -> list[Item]:
         raise TreeError(f"The file has {len(trees)} trees ({keys}). Paste one.")
     value = trees[0][1]
     if isinstance(value, str):
-        return read_brackets(value)
+        return _read_brackets(value)
     if not isinstance(value, list):
         raise TreeError(f"{keys} must have a list below it such as - [0, 0], got {value!s:.40}.")
-    return [Item("", "", data_items(value))]
+    return ChoiceTree.parse(value)
 
 
 def _trees(values: object) -> Iterator[tuple[str, object]]:

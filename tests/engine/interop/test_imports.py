@@ -237,7 +237,7 @@ def test_every_way_to_write_a_config(
         ("trtllm", "x = 1  # EagleDecodingConfig(", "calls no …DecodingConfig"),
         ("trtllm", "EagleDecodingConfig(", "not valid Python"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
-        ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "is not connected"),
+        ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "has a gap"),
         ("triton", "parameters: { key: \"decoding_mode\" value: { string_value: \"top_k\" } }",
          "It drafts nothing"),
         ("llamacpp", "llama-server -m t.gguf", "names neither --spec-type nor a draft model"),

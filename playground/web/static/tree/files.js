@@ -98,7 +98,7 @@ export class TreeFiles {
     const { editor, editor: { parts: { text } } } = this, answer = await editor.ask("read", question);
     this.showState("import", answer);
     text.setAttribute("aria-invalid", String(Boolean(answer.error)));
-    if (answer.error) { selectFault(text, answer.error); return; }
+    if (answer.error) { text.focus(); return; }
     const tree = Choices.closed(answer.tree);
     this.toggle("import");
     editor.open(tree, `Imported ${plural(tree.size, "node")} from ${answer.format}`);
@@ -121,15 +121,4 @@ export class TreeFiles {
     this.showState("export", {}, copied ? "Copied."
       : "The browser does not allow copying here. Select the text and copy it.");
   }
-}
-
-// Selects the text at the position that a fault names.
-function selectFault(text, sentence) {
-  text.focus();
-  const position = /line (\d+), column (\d+)/.exec(sentence);
-  if (!position) return;
-  const lines = text.value.split("\n").slice(0, Number(position[1]) - 1);
-  const start = lines.reduce((sum, line) => sum + line.length + 1, 0) + Number(position[2]) - 1;
-  text.setSelectionRange(start,
-    start + Math.max(1, text.value.slice(start).search(/[\s,\])}]|$/)));
 }
