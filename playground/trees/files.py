@@ -11,7 +11,7 @@ from typing import Any
 import presets
 from engine.drafters.method import ChoiceLimits
 from engine.errors import ConfigError, TreeError
-from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
+from engine.interop.trees import FORMATS, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
 from engine.tree import MAX_NODES, ChoiceTree
 from presets.reading import parse_yaml
@@ -20,21 +20,19 @@ from storage import RunLog
 KIND = "tree"
 MAX_NAME_CHARS = 80
 MAX_TEXT_CHARS = 1_000_000
-_TRITON = "For TensorRT-LLM's engine backend in Triton, removed in July 2026."
 _LISTS = (
     "TensorRT-LLM takes medusa_choices up to 1.2 and drops eagle_choices with 1.4; the "
     "repositories of Medusa and EAGLE take the lists."
 )
 NOTES = {
     "preset": "Save it as presets/trees/NAME.yaml and give it its own name.",
-    "triton": _TRITON,
-    "pbtxt": _TRITON,
+    "triton": "For TensorRT-LLM's engine backend in Triton, removed in July 2026.",
     "tuples": "vLLM took speculative_token_tree until 0.20 and has removed tree attention since.",
     "buffers": "TensorRT-LLM's packed mask and positions, Medusa's and SGLang's indices.",
     "yaml": _LISTS,
     "lists": _LISTS,
 }
-SUFFIXES = dict(yaml="yaml", preset="yaml", pbtxt="pbtxt", sequoia="json", buffers="json")
+SUFFIXES = dict(yaml="yaml", preset="yaml", sequoia="json", buffers="json")
 TITLES = {name: title for name, (title, _) in FORMATS.items()}
 """Of the formats."""
 
@@ -49,12 +47,12 @@ def read_paths(raw: object) -> ChoiceTree:
 def read_text(raw: str, limits: ChoiceLimits) -> dict[str, Any]:
     """A tree from text in any known format.
 
-    Raises TreeError: it is not a tree, or exceeds the drafter's limits; names the position.
+    Raises TreeError: it is not a tree, or exceeds the drafter's limits; names the path.
     """
     if len(raw) > MAX_TEXT_CHARS:
         raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
     tree = parse_tree(raw, read_yaml=partial(parse_yaml, where="The text"))
-    return _fitting(tree, limits, TITLES[detect_format(raw)])
+    return _fitting(tree, limits)
 
 
 def read_growmap(raw: str, limits: ChoiceLimits) -> dict[str, Any]:
@@ -75,13 +73,13 @@ def read_growmap(raw: str, limits: ChoiceLimits) -> dict[str, Any]:
             tree = read_growmap_file(file)
         except TreeError as error:
             raise TreeError(str(error).replace(str(file), "The file")) from error
-    return _fitting(tree, limits, "a Sequoia growmap")
+    return _fitting(tree, limits)
 
 
-def _fitting(tree: ChoiceTree, limits: ChoiceLimits, format: str) -> dict[str, Any]:
+def _fitting(tree: ChoiceTree, limits: ChoiceLimits) -> dict[str, Any]:
     depth, ranks = limits.depth or tree.depth, limits.ranks or tree.max_rank + 1
     tree.check_fits(depth=depth, ranks=ranks, what=limits.what)
-    return {"tree": tree.as_lists(), "format": format}
+    return {"tree": tree.as_lists()}
 
 
 def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str, Any]:

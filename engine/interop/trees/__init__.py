@@ -4,7 +4,7 @@
 
     [[0], [0, 0], [1]]                        Medusa, EAGLE, TensorRT-LLM; also `name = [...]`
     [(0,), (0, 0), (1,)]                      vLLM until 0.20
-    {0}, {0, 0}, {1}                          Triton; also a whole config.pbtxt
+    {0}, {0, 0}, {1}                          Triton
     [1, 7, 6]                                 Cartesian: 1 root, 7 choices below it, 6 below each
     {"Successors": [[1, 2], [3], [], []]}     Sequoia's growmap as JSON
     medusa_choices: [[0], [0, 0], [1]]        YAML, in flow or block style
@@ -19,7 +19,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,18 +38,10 @@ MC_SIM_7B_63 = ChoiceTree.parse(
 
 TensorRT-LLM's default for Medusa and EAGLE-1.
 """
-OWN_KEYS = ("candidates", "choices", "tree")
-"""Keys in this playground's own files."""
 _METHOD_KEYS = ("medusa_choices", "eagle_choices", "recycling_choices", "speculative_token_tree")
-TREE_KEYS = (*_METHOD_KEYS, *OWN_KEYS)
-"""Keys of trees in YAML, JSON and pbtxt files."""
-_KEYS = "|".join(TREE_KEYS)
-_YAML_KEY = re.compile(rf"^([ \t]*)(?:- )?[\"']?({_KEYS})[\"']?[ \t]*:(?=\s)(.*)$", re.MULTILINE)
-_PARAMETER = re.compile(
-    r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
-)
+TREE_KEYS = (*_METHOD_KEYS, "candidates", "choices", "tree")
+"""Keys of trees in YAML and JSON files; the last three are this playground's own."""
 _ASSIGNED = re.compile(r"\A(?:\s|#[^\n]*\n)*[A-Za-z_]\w*\s*(?::[^=\n]*)?=\s*(?=[\[(])")
-_FLAT_LIST = re.compile(r"[\[(][\s\d,]*[\])]\Z")
 
 
 # ---- writing
@@ -58,17 +49,6 @@ _FLAT_LIST = re.compile(r"[\[(][\s\d,]*[\])]\Z")
 
 def _braces(tree: ChoiceTree) -> str:
     return ", ".join("{" + ", ".join(map(str, path)) + "}" for path in tree.paths)
-
-
-def pbtxt_parameter(key: str, value: str) -> str:
-    """One parameter of Triton's config.pbtxt."""
-    return f'parameters: {{ key: "{key}"  value: {{ string_value: "{value}" }} }}'
-
-
-def pbtxt_parameters(text: str) -> dict[str, str]:
-    """The parameters of a config.pbtxt that have a value."""
-    parameters = {key: value.strip() for key, value in _PARAMETER.findall(text)}
-    return {key: value for key, value in parameters.items() if value and "${" not in value}
 
 
 def _setting(kind: str) -> str:
@@ -161,10 +141,6 @@ FORMATS: dict[str, tuple[str, Write]] = {
     "tuples": ("Python tuples (vLLM until 0.20)", lambda tree, kind: str(list(tree.paths))),
     "yaml": ("TensorRT-LLM YAML", lambda tree, kind: _yaml_list(tree, _setting(kind))),
     "triton": ("Triton braces", lambda tree, kind: _braces(tree)),
-    "pbtxt": (
-        "Triton config.pbtxt parameter",
-        lambda tree, kind: pbtxt_parameter(_setting(kind), _braces(tree)),
-    ),
     "cartesian": ("Cartesian shorthand", _cartesian),
     "sequoia": ("Sequoia growmap (JSON)", lambda tree, kind: json.dumps(write_growmap(tree))),
     "buffers": ("Mask, positions and indices of a step (JSON)", _buffers),
@@ -189,30 +165,28 @@ def format_tree(tree: ChoiceTree, format: str, kind: str = "Medusa") -> str:
 # ---- reading
 
 
-_read_json = partial(read_json, what="The text")
-
-
-def parse_tree(text: str, *, read_yaml: ReadYaml = _read_json) -> ChoiceTree:
+def parse_tree(text: str, *, read_yaml: ReadYaml = str) -> ChoiceTree:
     """Read a tree.
 
     Args:
-        read_yaml: plain data of a YAML text; the default reads JSON only.
+        read_yaml: plain data of a YAML text; by default no YAML is read but JSON.
 
     Raises:
         TreeError: it is not a tree; names the path at fault.
     """
-    name = detect_format(text)
-    if name == "pbtxt":
-        return _read_brackets(_in_pbtxt(text))
-    if name in ("sequoia", "yaml", "preset"):
-        try:
-            values = _read_json(text) if text.lstrip().startswith("{") else read_yaml(text)
-        except ConfigError as error:
-            raise TreeError(str(error)) from error
-        if name == "sequoia" and isinstance(values, dict):
-            return read_growmap(values)
-        return _in_data(values)
-    return _read_brackets(text)
+    bare = _bare(text)
+    if not bare:
+        raise TreeError("Choice tree text is empty. Paste a tree such as [[0], [0, 0], [1]].")
+    if bare[0] in "[({" and '"' not in bare:
+        return _read_brackets(bare)
+    try:
+        is_json = bare.startswith("{")
+        values = read_json(bare, what="The text") if is_json else read_yaml(text)
+    except ConfigError as error:
+        raise TreeError(str(error)) from error
+    if isinstance(values, Mapping) and "Successors" in values:
+        return read_growmap(values)
+    return _in_data(values)
 
 
 def _read_brackets(text: str) -> ChoiceTree:
@@ -220,7 +194,6 @@ def _read_brackets(text: str) -> ChoiceTree:
 
     Words are read as text, so that the error message shows the path that has one.
     """
-    text = _bare(text)
     if text.startswith("{") and not re.match(r"\{\s*\{", text):
         text = f"[{text}]"
     text = text.translate({ord("{"): "[", ord("}"): "]"})
@@ -256,63 +229,20 @@ def _product_paths(widths: Sequence[int]) -> list[Path]:
     return [path for depth in depths for path in itertools.product(*ranges[:depth])]
 
 
-def detect_format(text: str) -> str:
-    """The name of a text's format, from its outermost characters.
-
-    Raises:
-        TreeError: it has none of the formats.
-    """
-    named = _ASSIGNED.match(text) is not None
-    start = _bare(text)
-    if not start:
-        raise TreeError("Choice tree text is empty. Paste a tree such as [[0], [0, 0], [1]].")
-    if is_pbtxt(text):
-        return "pbtxt"
-    if start[0] == "{" and '"' in start:
-        return "sequoia" if "Successors" in start else "preset"
-    key = None if named else _YAML_KEY.search(text)
-    if key is not None:
-        return "preset" if key[2] in OWN_KEYS else "yaml"
-    if start[0] == "{":
-        return "triton"
-    if start[0] in "[(])}":
-        if _FLAT_LIST.match(start) and any(char.isdigit() for char in start):
-            return "cartesian"
-        return "tuples" if start.startswith(("[(", "((")) else "lists"
-    raise TreeError(
-        f"{start[:30]!r} does not look like a choice tree. Paste lists such as [[0], [0, 0]], "
-        "Triton's {0}, {0, 0}, a YAML or pbtxt file that has one, or a Sequoia growmap."
-    )
-
-
-def is_pbtxt(text: str) -> bool:
-    """Whether the text is a Triton config or a parameter of one."""
-    return "string_value" in text or re.search(r"\bparameters\s*(?::\s*)?\{", text) is not None
-
-
-def _in_pbtxt(text: str) -> str:
-    """The braces of the only tree parameter that has a value."""
-    trees = {k: value for k, value in pbtxt_parameters(text).items() if k in TREE_KEYS}
-    if len(trees) != 1:
-        names = " and ".join(trees) or "none that is filled in"
-        raise TreeError(
-            "A config.pbtxt must have one parameter with a tree, medusa_choices or eagle_choices, "
-            f'such as string_value: "{{0}}, {{0, 0}}"; got {names}.'
-        )
-    return next(iter(trees.values()))
-
-
 def _in_data(values: object) -> ChoiceTree:
     """The tree under the only tree key, at any depth."""
     trees = list(_trees(values))
     keys = ", ".join(key for key, _ in trees)
     if not trees:
-        raise TreeError(f"The file must have one of the keys {', '.join(TREE_KEYS)}; it has none.")
+        raise TreeError(
+            "The text is no choice tree: neither lists such as [[0], [0, 0]], nor Triton's {0}, "
+            f"{{0, 0}}, nor a growmap or file with one of the keys {', '.join(TREE_KEYS)}."
+        )
     if len(trees) > 1:
         raise TreeError(f"The file has {len(trees)} trees ({keys}). Paste one.")
     value = trees[0][1]
     if isinstance(value, str):
-        return _read_brackets(value)
+        return _read_brackets(_bare(value))
     if not isinstance(value, list):
         raise TreeError(f"{keys} must have a list below it such as - [0, 0], got {value!s:.40}.")
     return ChoiceTree.parse(value)

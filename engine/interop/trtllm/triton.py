@@ -40,6 +40,9 @@ _SPECULATIVE = re.compile(
     "decoding_mode|medusa|eagle|lookahead|redrafter|speculative|draft|participant"
 )
 """Matches names of parameters that affect drafting; a template has fifty others."""
+_PARAMETER = re.compile(
+    r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
+)
 
 
 # ---- file templates of the engine backend, as in the tutorial
@@ -350,9 +353,12 @@ def _files(writer: Writer, values: Values) -> Files:
             f"serve.sh puts these parameters into {CONFIG_PBTXT}, in place of the ones it has.",
             "The drafter's weights are built into the engine by build.sh, not named here.",
         ]
-        lines = [trees.pbtxt_parameter(key, str(value)) for key, value in values.items()]
+        lines = [
+            f'parameters: {{ key: "{key}"  value: {{ string_value: "{value}" }} }}\n'
+            for key, value in values.items()
+        ]
         writer.files["serve.sh"] = _serve_script(values)
-        return {"config.pbtxt": "\n".join(lines) + "\n"}
+        return {"config.pbtxt": "".join(lines)}
     whole = {
         "model": writer.target,
         "backend": "pytorch",
@@ -366,10 +372,10 @@ def _files(writer: Writer, values: Values) -> Files:
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     if N_DRAFT in text and TYPE not in text:
         return read_mapping(text, read_yaml, f"A request must have {N_DRAFT}"), None
-    if not trees.is_pbtxt(text):
+    if "string_value" not in text and not re.search(r"\bparameters\s*(?::\s*)?\{", text):
         return trtllm.parse(text, read_yaml)
-    parameters = trees.pbtxt_parameters(text)
-    values = {key: value for key, value in parameters.items() if _SPECULATIVE.search(key)}
+    parameters = {key: value.strip() for key, value in _PARAMETER.findall(text)}
+    values = {k: v for k, v in parameters.items() if v and "${" not in v and _SPECULATIVE.search(k)}
     if values.get(MODE) in (*PLAIN_MODES, None) and not values.keys().isdisjoint(PAIR_KEYS):
         return {key: value for key, value in values.items() if key != MODE}, None
     modes = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]

@@ -101,7 +101,7 @@ export class TreeFiles {
     if (answer.error) { text.focus(); return; }
     const tree = Choices.closed(answer.tree);
     this.toggle("import");
-    editor.open(tree, `Imported ${plural(tree.size, "node")} from ${answer.format}`);
+    editor.open(tree, `Imported ${plural(tree.size, "node")}`);
   }
 
   async write() {
