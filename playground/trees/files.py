@@ -25,14 +25,13 @@ _LISTS = (
     "repositories of Medusa and EAGLE take the lists."
 )
 NOTES = {
-    "preset": "Save it as presets/trees/NAME.yaml and give it its own name.",
     "triton": "For TensorRT-LLM's engine backend in Triton, removed in July 2026.",
     "tuples": "vLLM took speculative_token_tree until 0.20 and has removed tree attention since.",
     "buffers": "TensorRT-LLM's packed mask and positions, Medusa's and SGLang's indices.",
     "yaml": _LISTS,
     "lists": _LISTS,
 }
-SUFFIXES = dict(yaml="yaml", preset="yaml", sequoia="json", buffers="json")
+SUFFIXES = dict(yaml="yaml", sequoia="json", buffers="json")
 TITLES = {name: title for name, (title, _) in FORMATS.items()}
 """Of the formats."""
 

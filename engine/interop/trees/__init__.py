@@ -51,20 +51,9 @@ def _braces(tree: ChoiceTree) -> str:
     return ", ".join("{" + ", ".join(map(str, path)) + "}" for path in tree.paths)
 
 
-def _setting(kind: str) -> str:
-    return "eagle_choices" if kind == "Eagle" else "medusa_choices"
-
-
-def _yaml_list(tree: ChoiceTree, key: str, indent: str = "") -> str:
-    return f"{key}:\n" + "".join(f"{indent}- {json.dumps(path)}\n" for path in tree.as_lists())
-
-
-def _preset(tree: ChoiceTree, kind: str) -> str:
-    size, depth = len(tree), tree.depth
-    return (
-        f"name: tree-{size}-depth-{depth}\ntitle: {size} nodes, {depth} deep\n"
-        f"methods:\n- {kind}\n{_yaml_list(tree, 'candidates', '  ')}"
-    )
+def _yaml_list(tree: ChoiceTree, kind: str) -> str:
+    key = "eagle_choices" if kind == "Eagle" else "medusa_choices"
+    return f"{key}:\n" + "".join(f"- {json.dumps(path)}\n" for path in tree.as_lists())
 
 
 def _buffers(tree: ChoiceTree, kind: str) -> str:
@@ -139,12 +128,11 @@ FORMATS: dict[str, tuple[str, Write]] = {
         lambda tree, kind: json.dumps(tree.paths),
     ),
     "tuples": ("Python tuples (vLLM until 0.20)", lambda tree, kind: str(list(tree.paths))),
-    "yaml": ("TensorRT-LLM YAML", lambda tree, kind: _yaml_list(tree, _setting(kind))),
+    "yaml": ("TensorRT-LLM YAML", _yaml_list),
     "triton": ("Triton braces", lambda tree, kind: _braces(tree)),
     "cartesian": ("Cartesian shorthand", _cartesian),
     "sequoia": ("Sequoia growmap (JSON)", lambda tree, kind: json.dumps(write_growmap(tree))),
     "buffers": ("Mask, positions and indices of a step (JSON)", _buffers),
-    "preset": ("Preset of this playground (YAML)", _preset),
 }
 """Title and writer of each text format."""
 

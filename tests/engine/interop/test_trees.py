@@ -17,7 +17,6 @@ from engine.interop.trees import FORMATS, format_tree
 from engine.interop.trees import parse_tree as parse_any_tree
 from engine.interop.trees.growmap import read_growmap, write_growmap
 from engine.tree import MAX_NODES, ChoiceTree
-from presets import TreePreset
 from presets.reading import parse_yaml
 
 NARROW = ["cartesian", "sequoia"]
@@ -127,11 +126,6 @@ def test_any_text_is_a_tree_or_a_sentence(text: str) -> None:
 )
 def test_each_format_is_read(text: str) -> None:
     assert parse_tree(text).as_lists() == [[0], [1], [0, 0]]
-
-
-def test_preset_is_one_that_the_loader_takes() -> None:
-    values = yaml.safe_load(format_tree(DOCUMENTED, "preset"))
-    assert TreePreset.parse(values, where="x").tree == DOCUMENTED
 
 
 @pytest.mark.parametrize(
