@@ -39,6 +39,7 @@ REASONS = {
     "target_layer_ids": _IN_CHECKPOINT,
     "use_relaxed_acceptance_for_thinking": _EXACT,
     "vocabulary": "{title} wants a draft model of the target's vocabulary.",
+    "use_dynamic_tree": "{title} drafts the most probable token at each position.",
     "use_tree_spec": "{title} verifies one path, not a tree.",
 }
 """Reasons added to the warning that a setting is dropped."""

@@ -155,8 +155,6 @@ GEMMA_NOTE = (
     "and E4B. Not tried here: look for the assistant in the server's log."
 )
 DEFAULTS = (MIN_LENGTH, FULL_LENGTH)
-BLOCK_TREE = table.drops_tree("llama.cpp")
-CHAIN = table.drops_tree("llama.cpp", table.DYNAMIC)
 SAME_TOKEN = table.drops_draft_probs(
     ": this build keeps a drafted token only where the target draws the same one; when sampling, "
     "acceptance falls.",
@@ -167,11 +165,11 @@ DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAMPLING, SAME_TOKEN)
 ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *DEFAULTS, notes=(GEMMA_NOTE,))
 DRAFTING = (
     method("Draft_Target", "draft-simple", *DRAFT_MODEL, aliases=("draft",)),
-    method("Eagle3", "draft-eagle3", WEIGHTS, LENGTH, CHAIN, *DEFAULTS),
+    method("Eagle3", "draft-eagle3", WEIGHTS, LENGTH, *DEFAULTS),
     method("MTP", "draft-mtp", LENGTH, *DEFAULTS),
     ASSISTANT,
-    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *DEFAULTS),
-    method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *DEFAULTS, since=(10507,)),
+    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, *DEFAULTS),
+    method("DSpark", "draft-dspark", WEIGHTS, LENGTH, *DEFAULTS, since=(10507,)),
 )
 SIMPLE_RULES = ("pool", True, False, False)
 NGRAM = (

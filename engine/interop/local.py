@@ -74,7 +74,7 @@ KIND_NOTE = "Ollama reads from the file's architecture which drafter it is."
 METHODS = {
     "layers": method("MTP", "", COUNT),
     "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(KIND_NOTE,)),
-    "dflash": method("DFlash", "", WEIGHTS, COUNT, table.drops_tree("Ollama"), notes=(KIND_NOTE,)),
+    "dflash": method("DFlash", "", WEIGHTS, COUNT, notes=(KIND_NOTE,)),
 }
 LLAMA_SERVER = (
     "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",

@@ -163,7 +163,6 @@ def _read_window(reader: Reader) -> None:
 SIZES = Codec(SIZE, _write_size, _read_size)
 TOKEN_MAP = Field("speculative_token_map", PREFIX + "token-map")
 NO_MAP = Refusal(TOKEN_MAP.key, "the drafter chooses among the tokens of a file (FR-Spec)")
-BLOCK_TREE = table.drops_tree("SGLang")
 NO_PROBS = table.drops_draft_probs(f". {GREEDY}")
 ONE_MORE: dict[str, Any] = {"encode": lambda length: length + 1, "decode": lambda count: count - 1}
 """SGLang's number of draft tokens includes the root."""
@@ -206,10 +205,8 @@ METHODS = (
     method("MTP_Assistant", "FROZEN_KV_MTP", WEIGHTS, NO_MAP, SIZES, since=(0, 5, 14)),
     method("Draft_Target", "STANDALONE", WEIGHTS, NO_PROBS, NO_MAP, SIZES, implied=GREEDY_DRAFTS),
     method("NGram", "NGRAM", *NGRAM, read_notes=(TRIE_NOTE,)),
-    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH, BLOCK_TREE),
-    method(
-        "DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, BLOCK_TREE, since=(0, 5, 16), notes=(RAGGED,)
-    ),
+    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH),
+    method("DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, since=(0, 5, 16), notes=(RAGGED,)),
 )
 
 

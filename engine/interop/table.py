@@ -188,18 +188,6 @@ def sampled(key: str, word: str | None = None, **releases: Any) -> Field:
     return Field("use_draft_probs", key, kind=str, default=False, **rest, **releases)
 
 
-def drops_tree(
-    title: str, sizes: str = "dynamic_tree_max_topK max_total_draft_tokens"
-) -> DroppedSetting:
-    """The warning for an engine that drafts a chain instead."""
-    return DroppedSetting(
-        f"use_dynamic_tree {sizes}",
-        f"use_dynamic_tree ({', '.join(sizes.split())}) is dropped: {title} drafts the most "
-        "probable token at each position; measured MAT falls.",
-        lambda config: config.use_dynamic_tree,
-    )
-
-
 def drops_pool(how: str, when: Callable[[Any], bool] = always) -> DroppedSetting:
     """The warning for an engine that looks up n-grams by its own rules."""
     rules = "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped"

@@ -103,11 +103,7 @@ DRAFT_MODEL = (
     ),
     Codec((TOKENIZER,), _write_draft_model, _read_draft_model),
 )
-DFLASH = (
-    table.weights(ASSISTANT),
-    const("speculation_type", "dflash"),
-    table.drops_tree("transformers"),
-)
+DFLASH = (table.weights(ASSISTANT), const("speculation_type", "dflash"))
 METHODS = {
     "model": method("Draft_Target", "", *DRAFT_MODEL),
     "lookup": method("NGram", "", *NGRAM, implied={"lookup": "transformers"}),

@@ -101,7 +101,6 @@ def _eagle_len(writer: Writer) -> int:
 WEIGHTS = table.weights("model")
 LENGTH_ROW = Field("max_draft_len", LENGTH)
 BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
-BLOCK_TREE = table.drops_tree("vLLM")
 ONE_FORWARD = table.const(PARALLEL, True)
 ALL_TOKENS = table.refusals({"dspark_draft_topk=0|none": "its Markov head corrects few tokens"})
 DRAFT_MODEL = (
@@ -153,7 +152,6 @@ MEDUSA_CHAIN = Field(
     decode=_chain,
     kind=int,
 )
-CHAIN = table.drops_tree("vLLM", table.DYNAMIC)
 EAGLE = Field("eagle_choices", LENGTH, build=_eagle_len, decode=_chain, kind=int)
 NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
 ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
@@ -171,14 +169,14 @@ METHODS: tuple[table.Method, ...] = (
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
     method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
-    method("Eagle", "eagle", WEIGHTS, EAGLE, CHAIN, notes=(GREEDY,)),
-    method("Eagle3", "eagle3", WEIGHTS, LENGTH_ROW, CHAIN),
-    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
-    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
+    method("Eagle", "eagle", WEIGHTS, EAGLE, notes=(GREEDY,)),
+    method("Eagle3", "eagle3", WEIGHTS, LENGTH_ROW),
+    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD),
+    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD),
     method("MTP", "mtp", LENGTH_ROW),
     method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, notes=(SPELLING,)),
-    method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE),
-    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, *ALL_TOKENS, since=(0, 32)),
+    method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH),
+    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, *ALL_TOKENS, since=(0, 32)),
 )
 
 
@@ -289,7 +287,6 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
     hybrid="With this target's recurrent layers, prefix caching and drafts go together only under "
     "--mamba-cache-mode align (vllm#39809). N-gram drafts have damaged the text of targets with "
     "gated delta layers (vllm#39273, open); compare a greedy text with plain decoding first.",

@@ -172,14 +172,12 @@ def _switch_field(name: str, key: str = "", **rest: Any) -> Field:
 NO_LENGTH = "TensorRT-LLM asks for max_draft_len, which is missing here: add it before serving."
 SCHEDULE = table.read_only("max_draft_len", "draft_len_schedule", decode=_one_request, kind=dict)
 LENGTH = (Field("max_draft_len", "max_draft_len", note=NO_LENGTH), SCHEDULE)
-BLOCK_TREE = table.drops_tree("TensorRT-LLM")
 BLOCK = (
     Field("max_draft_len", "max_draft_len", requirement=table.BLOCK, note=NO_LENGTH),
     SCHEDULE,
     *WEIGHTS,
     *same_name("mask_token_id"),
     Field("target_layer_ids", "target_layer_ids", encode=list),
-    BLOCK_TREE,
 )
 DRAFT_MODEL = (
     *LENGTH,
@@ -214,8 +212,7 @@ EAGLE3 = (
     Refusal("eagle_choices", "EAGLE-3 drafts a drawn tree, here a chain or a dynamic one"),
     Codec(SUFFIX_FIRST, _write_eagle3, _read_eagle3),
 )
-CHAIN = table.drops_tree("TensorRT-LLM 1.2", table.DYNAMIC)
-EAGLE3_CHAIN = (*same_name("max_draft_len"), *WEIGHTS, CAPTURED_LAYERS, CHAIN)
+EAGLE3_CHAIN = (*same_name("max_draft_len"), *WEIGHTS, CAPTURED_LAYERS)
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 NEXTN = "num_nextn_predict_layers"
 MTP = (
@@ -237,7 +234,7 @@ MTP = (
 )
 DFLASH_KEYS = Ignored("attention_backend context_recompute_tail skip_ctx_buffer_budget_check")
 DSPARK_KEYS = Ignored(f"{DFLASH_KEYS.keys} block_size markov_rank markov_head_type")
-PARD = (*LENGTH, *WEIGHTS, *same_name("mask_token_id"), BLOCK_TREE, Codec(SUFFIX_FIRST))
+PARD = (*LENGTH, *WEIGHTS, *same_name("mask_token_id"), Codec(SUFFIX_FIRST))
 ASSISTANT_NOTE = "MTP with speculative_model is read as the target's assistant."
 ASSISTANT = method(
     "MTP_Assistant", "MTP", *LENGTH, *WEIGHTS, since=(1, 4), read_notes=(ASSISTANT_NOTE,)
