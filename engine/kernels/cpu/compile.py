@@ -34,7 +34,7 @@ FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "
 MACHINES = (("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64"))
 REQUIRED = ("avx2", "fma", "f16c")
 """Flags in /proc/cpuinfo; the compiler's are the same without underscores."""
-AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 NEON, DOT_PRODUCTS = "asimd", "asimddp"
 """Every 64-bit ARM processor has the first, those from about 2018 on (all of Apple's) both."""
 COMPILERS = ("g++", "clang++", "c++")
@@ -117,8 +117,7 @@ def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
         raise NoKernels(f"this processor has no {missing[0]}")
     if not set(AVX512) <= set(flags):
         return (*REQUIRED, *(name for name in ("avx_vnni",) if name in flags))
-    more = (name for name in ("avx512_vnni", "avx512_bf16") if name in flags)
-    return (*REQUIRED, *AVX512, *more)
+    return (*REQUIRED, *AVX512, *(name for name in ("avx512_bf16",) if name in flags))
 
 
 def compiler_flags(instructions: Sequence[str], compiler: Sequence[str]) -> tuple[str, ...]:

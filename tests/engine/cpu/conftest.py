@@ -58,9 +58,8 @@ def compiled_once(
 INSTRUCTIONS = {
     "AVX2": REQUIRED,
     "AVX-VNNI": (*REQUIRED, "avx_vnni"),
-    "AVX-512": (*REQUIRED, *AVX512),
-    "AVX-512 VNNI": (*REQUIRED, *AVX512, "avx512_vnni"),
-    "AVX-512 VNNI, bf16": (*REQUIRED, *AVX512, "avx512_vnni", "avx512_bf16"),
+    "AVX-512 VNNI": (*REQUIRED, *AVX512),
+    "AVX-512 VNNI, bf16": (*REQUIRED, *AVX512, "avx512_bf16"),
 }
 """Those of ARM have the bits of AVX2's: see `test_arm`."""
 

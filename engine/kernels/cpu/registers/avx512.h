@@ -62,28 +62,8 @@ inline Pair broadcast_pair(const bf16* p) {
 inline Floats dot(Floats sum, Ints w, Pair x) { return _mm512_dpbf16_ps(sum, (__m512bh)w, x.v); }
 #endif
 
-#ifdef __AVX512VNNI__
 constexpr bool NARROW_IN_16 = false, WIDE_IS_SIGNED = false;
 template <Width>
 inline Ints add_products(Ints sum, Ints codes, Ints x) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
 }
-#else
-constexpr bool NARROW_IN_16 = true, WIDE_IS_SIGNED = true;
-inline Ints sum_pairs(Ints x) {
-    return (Ints)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1));
-}
-template <Width WIDTH>
-inline Ints add_products(Ints sum, Ints codes, Ints four) {
-    const __m512i v = (__m512i)sum, x = (__m512i)four;
-    if constexpr (WIDTH == Width::wide) {
-        const __m512i w = _mm512_xor_si512((__m512i)codes, _mm512_set1_epi8(-128));
-        const __m512i turned =
-            _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-        return sum + sum_pairs((Ints)_mm512_maddubs_epi16(_mm512_abs_epi8(w), turned));
-    }
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)codes, x);
-    if constexpr (WIDTH == Width::narrow) return (Ints)_mm512_add_epi16(v, pairs);
-    return sum + sum_pairs((Ints)pairs);
-}
-#endif
