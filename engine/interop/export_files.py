@@ -118,13 +118,11 @@ class Flags(NamedTuple):
         return next((self.options[name] for name in names if name in self.options), None)
 
 
-def read_flags(
-    text: str, is_single: Callable[[str], bool], *, switches: Container[str] = ()
-) -> Flags:
+def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
     """Parse a command line; `switches` are options without a value, and the last value counts.
 
     Raises:
-        ConfigError: quotes do not match, or an option that `is_single` has two values.
+        ConfigError: quotes do not match.
     """
     try:
         tokens = shlex.split(re.sub(r"\\\s*\n", " ", text), comments=True)
@@ -145,8 +143,6 @@ def read_flags(
         else:
             arguments.append(token)
             continue
-        if values.get(name, value) != value and is_single(name):
-            raise ConfigError(f"{name} is given twice: {values[name]!r:.40} and {value!r:.40}.")
         values[name] = value
     return Flags(options, tuple(arguments), environment)
 

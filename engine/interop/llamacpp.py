@@ -31,8 +31,6 @@ VARIABLE_LINE = re.compile(rf"^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", re.MULTILINE)
 PRESET = re.compile(r"^[ \t]*\[([^\]\n]+)\][ \t]*$", re.MULTILINE)
 ENTRY = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 TARGETS = ("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
-REPEATED = ("-otd", "--override-tensor-draft", "--spec-draft-override-tensor")
-"""Each takes patterns of tensors."""
 PLACEMENT = (
     "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
     "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size cache-type-k "
@@ -236,11 +234,6 @@ def _is_drafting(flag: str) -> bool:
     return flag in ENGINE.keys or flag.startswith(("--spec", "--draft"))
 
 
-def _is_single(name: str) -> bool:
-    flag = _flag(name) if name.startswith(VARIABLE) else name
-    return flag in TARGETS or (_is_drafting(flag) and flag not in REPEATED)
-
-
 def _read_options(text: str) -> Flags:
     """The options of a command and its variables, which flags override, or of an INI preset.
 
@@ -251,7 +244,7 @@ def _read_options(text: str) -> Flags:
         if len(models := [name for name in sections if name != "*"]) > 1:
             raise ConfigError(f"The preset has several models, {', '.join(models):.200}. Keep one.")
         return Flags({_flag(key): value for key, value in ENTRY.findall(text)}, (), {})
-    flags = read_flags(VARIABLE_LINE.sub(r"\1=", text), _is_single)
+    flags = read_flags(VARIABLE_LINE.sub(r"\1=", text))
     variables = {_flag(k): v for k, v in flags.environment.items() if k.startswith(VARIABLE)}
     return flags._replace(options={**variables, **flags.options})
 

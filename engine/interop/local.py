@@ -38,7 +38,7 @@ def _mlx_files(writer: Writer, values: Values) -> Files:
 
 
 def _mlx_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text, lambda name: "draft" in name or name == "--model")
+    flags = read_flags(text)
     values = {key: value for key, value in flags.options.items() if "draft" in key}
     return values, flags.first("--model")
 

@@ -218,7 +218,7 @@ def _files(writer: Writer, values: Values) -> Files:
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """A command, or flags as keys of YAML (`--config`)."""
     switches = (*SWITCHES.split(), "--enable-multi-layer-eagle")
-    flags = read_flags(text, lambda name: name in TARGETS or _is_drafting(name), switches=switches)
+    flags = read_flags(text, switches=switches)
     if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
         named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
         given = {k: v for k, v in named.items() if v is not None and v is not False}

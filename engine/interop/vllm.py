@@ -197,7 +197,7 @@ def _files(writer: Writer, values: Values) -> Files:
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
     is_json = text.lstrip().startswith("{")
-    flags = Flags({}, (), {}) if is_json else read_flags(text, _is_single)
+    flags = Flags({}, (), {}) if is_json else read_flags(text)
     options: Any = flags.options if any(map(_drafting_option, flags.options)) else read_yaml(text)
     if not isinstance(options, Mapping) or not options:
         raise ConfigError(
@@ -210,10 +210,6 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     served = words[words.index("serve") + 1 :] if "serve" in words else ()
     target = options.get("--model", options.get("model", next(iter(served), None)))
     return _config_of_options(options, read_yaml), target if isinstance(target, str) else None
-
-
-def _is_single(name: str) -> bool:
-    return name == "--model" or bool(_drafting_option(name))
 
 
 def _drafting_option(name: str) -> str:

@@ -23,7 +23,6 @@ ASSISTANT = (
     "model.generate(assistant_model=small, tokenizer=tokenizer, assistant_tokenizer=words"
 )
 ASSISTED = f"{ASSISTANT})\n"
-REPEATED = "--env A=1 --env B=2 -v c:d -v e:f"
 GPU_0, RANK_1, FAST, TOP_K = (
     f'parameters: {{\n  key: "{key}"\n  value: {{\n    string_value: "{value}"\n  }}\n}}\n'
     for key, value in (("gpu_device_ids", "0"), ("participant_ids", "1"),
@@ -175,15 +174,11 @@ llm = LLM(model, speculative_config=speculative_config)
               ("--speculative-ngram-min-match-window-size 2", 7, "match-window-size is ignored"),
               ("--speculative-ngram-branch-length 18", 7, "branch-length is ignored"),
               ("--speculative-num-draft-tokens 5", 4, ""))),
-        *((engine, f"{start} {REPEATED} {rest}", {"speculative_model": "c/d"}, "")
-          for engine, start, rest in (
-              ("vllm", "docker run", "vllm/vllm-openai --model a/b --middleware e --middleware f "
-               "--spec-method eagle3 --spec-tokens 2 --spec-model c/d"),
-              ("sglang", "docker run", "sglang --model-path a/b --speculative-algorithm STANDALONE "
-               "--speculative-draft-model-path c/d"),
-              ("llamacpp", "A=1 A=2 docker run", "llama-server -m a/b -md c/d -ot e=CPU -ot f=GPU "
-               "-otd e=CPU -otd f=GPU"),
-              ("mlx", "docker run", "mlx_lm.server --model a/b --draft-model c/d"))),
+        *((engine, f"{start} {repeated}", {"max_draft_len": 3}, "") for engine, start, repeated in (
+            ("vllm", "docker run -e A=1 -e A=2 vllm/vllm-openai --model a/b --spec-method eagle3 "
+             "--spec-model c/d", "--spec-tokens 2 --spec-tokens 3"),
+            ("llamacpp", "A=1 A=2 llama-server -m a/b -md c/d -otd e=CPU -otd f=GPU",
+             "--spec-draft-n-max 2 --spec-draft-n-max 3"))),
         ("vllm", '{"model": "c/d", "num_speculative_tokens": 3, '
          '"rejection_sample_method": "block"}',
          {"decoding_type": "Draft_Target"}, "rejection_sample_method is the sampling setting"),
@@ -229,11 +224,6 @@ def test_every_way_to_write_a_config(
         ("vllm", '{"method": "custom_class", "model": "a.B"}', "has no counterpart here: a propos"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be a valid integer"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
-        ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
-        ("vllm", "vllm serve --model a --model b --spec-method mtp", "--model is given twice"),
-        ("vllm", "vllm serve a --spec-tokens 2 --spec-tokens 3", "--spec-tokens is given twice"),
-        ("llamacpp", "LLAMA_ARG_MODEL=a LLAMA_ARG_MODEL=b", "LLAMA_ARG_MODEL is given twice"),
-        ("mlx", "mlx_lm.server --draft-model a --draft-model b", "--draft-model is given twice"),
         ("trtllm", "x = 1  # EagleDecodingConfig(", "calls no …DecodingConfig"),
         ("trtllm", "EagleDecodingConfig(", "not valid Python"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
@@ -315,6 +305,6 @@ def test_any_text_is_a_method_or_a_sentence(engine: str, parts: list[str]) -> No
 
 
 def test_flags_keep_negative_numbers_and_words_apart() -> None:
-    flags = read_flags("serve x --a=1 --b -1 --c --d 'e f' -md g # note", bool)
+    flags = read_flags("serve x --a=1 --b -1 --c --d 'e f' -md g # note")
     assert flags.options == {"--a": "1", "--b": "-1", "--c": "", "--d": "e f", "-md": "g"}
     assert flags.arguments == ("serve", "x")
