@@ -5,9 +5,8 @@ A setting that has an effect, differs from its default and is written by no row 
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -16,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, did_you_mean
 from engine.interop import table
 from engine.interop.export_files import Files, Version
 from engine.interop.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
@@ -151,7 +150,6 @@ class Reader:
     """Converts an engine's values to settings; a key whose value is None is absent.
 
     Attributes:
-        origins: setting → the key that it was read from.
         used: keys that were read.
         methods: the engine's methods that were read.
     """
@@ -159,7 +157,6 @@ class Reader:
     engine: Engine
     values: Mapping[str, Any]
     settings: Values = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     methods: list[Method] = field(default_factory=list)
@@ -186,7 +183,7 @@ class Reader:
 
     def read(self, method: Method) -> Values:
         """The settings of one of the engine's methods, `decoding_type` included."""
-        self.settings, self.origins = dict(method.implied), {}
+        self.settings = dict(method.implied)
         self.notes.extend(method.read_notes)
         self.methods.append(method)
         for row in method.fields:
@@ -208,13 +205,14 @@ class Reader:
         refusals = table.refusal_by_key(row for method in self.methods for row in method.rows)
         for key in self.values.keys() & refusals.keys():
             refusals[key].check(engine.title, key, self.values[key])
-        keys = (method.own_keys for method in self.methods)
-        allowed = engine.common_keys.union(*keys) if engine.strict else engine.keys
         unread = [key for key in self.values if key not in (*self.used, engine.key)]
-        unknown = [key for key in unread if key not in allowed]
+        unknown = [key for key in unread if key not in engine.keys]
         if unknown:
-            named = ", ".join(key + _nearest(key, allowed) for key in unknown[:8])
-            raise ConfigError(f"{engine.title} has no setting {named:.400}. Correct or remove it.")
+            hint = did_you_mean(unknown[0], sorted(engine.keys))
+            raise ConfigError(
+                f"{engine.title} has no setting {', '.join(unknown):.200}. "
+                f"{hint or 'Correct or remove it.'}"
+            )
         return tuple(unread)
 
     def _read(self, row: Field, decoding_type: str) -> None:
@@ -237,15 +235,9 @@ class Reader:
         """Raises ConfigError: another key gives the setting another value."""
         others = [k for k in row.keys if self.values.get(k) not in (None, self.values[key])]
         if row.setting and self.settings.setdefault(row.setting, value) != value:
-            others.append(self.origins[row.setting])
+            others.append(f"another key for {row.setting}")
         if others:
             raise ConfigError(f"{key} contradicts {others[0]}. Keep one of them.")
-        self.origins.setdefault(row.setting, key)
-
-
-def _nearest(word: str, words: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, sorted(words), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _setting_type(decoding_type: str, name: str) -> type | None:

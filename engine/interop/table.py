@@ -273,7 +273,6 @@ class Engine:
         parse: text → values, and the target if it names one.
         find_method: values → one of its methods.
         rows: refused and ignored keys of every method.
-        strict: whether a key of another method is an error, as in the engine.
         reasons: why a setting has no counterpart, overriding `conversion.REASONS`.
         hybrid: a note on drafting for targets with recurrent layers.
     """
@@ -292,7 +291,6 @@ class Engine:
     trees: str = "chains only"
     key: str = ""
     plain: str = ""
-    strict: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
     hybrid: str = ""
 
@@ -302,14 +300,10 @@ class Engine:
         return self.versions[0][0]
 
     @property
-    def common_keys(self) -> set[str]:
-        return {*ignored_by_key(self.rows), *refusal_by_key(self.rows)}
-
-    @property
     def keys(self) -> frozenset[str]:
         """All keys of all methods."""
-        keys = (method.own_keys for method in self.methods)
-        return frozenset({self.key, *self.common_keys}.union(*keys))
+        common = {self.key, *ignored_by_key(self.rows), *refusal_by_key(self.rows)}
+        return frozenset(common.union(*(method.own_keys for method in self.methods)))
 
     def method(self, config: MethodConfig, version: Version) -> Method:
         """The method as this release runs it.

@@ -354,7 +354,6 @@ ENGINE = Engine(
     parse=parse,
     find_method=find_method,
     rows=COMMON,
-    strict=True,
     reasons={
         "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
         "relaxed_rule": "TensorRT-LLM compares probabilities, contrary to its guide.",

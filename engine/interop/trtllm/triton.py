@@ -416,7 +416,6 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     rows=(*trtllm.COMMON, Ignored(" ".join(PAIR_KEYS))),
-    strict=True,
     reasons={
         **trtllm.ENGINE.reasons,
         "acceptance": "Triton's parameters know no typical acceptance.",

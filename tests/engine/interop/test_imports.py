@@ -233,7 +233,7 @@ def test_every_way_to_write_a_config(
         ("llamacpp", "llama-server -m t.gguf", "names neither --spec-type nor a draft model"),
         ("transformers", "model.generate(**inputs)", "The call drafts nothing"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4}',
-         "vLLM has no setting promt_lookup_max (did you mean prompt_lookup_max?)"),
+         "vLLM has no setting promt_lookup_max. Did you mean prompt_lookup_max?"),
         ("vllm", '{"method": "medusa", "num_speculative_tokens": 3, "parallel_drafting": true}',
          "method beside parallel_drafting must be one of draft_model, eagle3, got medusa"),
         *(("sglang", "speculative-algorithm: NGRAM\nspeculative-accept-threshold-"
@@ -260,12 +260,12 @@ def test_every_way_to_write_a_config(
          "max_draft_len contradicts num_nextn_predict_layers. Keep one of them."),
         ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
          '"rejection_sample_method": "probabilistic"}',
-         "rejection_sample_method contradicts draft_sample_method. Keep one of them."),
+         "rejection_sample_method contradicts another key for use_draft_probs. Keep one of them."),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 6, '
          '"prompt_lookup_max": 4}', "prompt_lookup_min=6 is more than prompt_lookup_max=4."),
         ("sglang", "--speculative-algorithm DSPARK --speculative-draft-model-path a/b "
          "--speculative-dspark-block-size 4 --speculative-num-draft-tokens 9",
-         "--speculative-num-draft-tokens contradicts --speculative-dspark-block-size."),
+         "--speculative-num-draft-tokens contradicts another key for max_draft_len."),
         *(("trtllm", f"decoding_type: {more}\nspeculative_model: a/b", words) for more, words in (
             ("Medusa\nmax_draft_len: 2\nmedusa_choices: [[0], [1], [0, 0]]",
              "max_draft_len must be at least 3 for the tree of 3 nodes (medusa_choices), got 2"),
