@@ -63,7 +63,6 @@ class Writer:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    models: list[str] = field(default_factory=list)
     files: Files = field(default_factory=dict)
 
     def take(self, name: str) -> Any:
@@ -79,8 +78,7 @@ class Writer:
                 f"speculative_model is not set. Put the drafter's path in place of {PLACEHOLDER}."
             )
             return PLACEHOLDER
-        self.models.append(self.resolve(name))
-        return self.models[-1]
+        return self.resolve(name)
 
     def chain_of_tree(self, name: str, who: str) -> int:
         """Draft length for an engine without choice trees; warns if the tree is not a chain."""
@@ -129,7 +127,7 @@ class Writer:
     def nested(self, config: MethodConfig) -> Writer:
         """A writer for a method inside this one, which shares its notes and warnings."""
         shared = (self.engine, config, self.target, self.version, self.resolve)
-        return Writer(*shared, self.notes, self.warnings, models=self.models)
+        return Writer(*shared, self.notes, self.warnings)
 
     def finish(self, prefix: str = "") -> None:
         """Warn of every unwritten setting that has an effect and differs from its default."""

@@ -192,6 +192,10 @@ FIXED = dict.fromkeys(
 )
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
 MOD_NOTE = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
+GGUF_NOTE = (
+    "It loads GGUF files: convert a folder of weights with llama.cpp's python "
+    "convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need --target-model-dir."
+)
 SHORTER_NOTE = "Here shorter matches are tried, too, where the longest finds nothing."
 METHODS = (
     method(
@@ -208,18 +212,8 @@ METHODS = (
 )
 
 
-def add_conversion_note(writer: Writer) -> None:
-    """Add a note on converting weights to GGUF, unless all are GGUF files."""
-    if not all(model.endswith(".gguf") for model in (writer.target, *writer.models)):
-        writer.notes.append(
-            f"{writer.engine.title} loads GGUF files: convert a folder of weights with llama.cpp's "
-            "python convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need "
-            "--target-model-dir."
-        )
-
-
 def _files(writer: Writer, values: Values) -> Files:
-    add_conversion_note(writer)
+    writer.notes.append(GGUF_NOTE)
     start = f"llama-server -m {shlex.quote(gguf_name(writer.target))}"
     return {"serve.sh": command(start, *values.items())}
 

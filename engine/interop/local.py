@@ -86,7 +86,7 @@ def _ollama_files(writer: Writer, values: Values) -> Files:
     lines = [f"FROM {llamacpp.gguf_name(writer.target)}"]
     lines += [f"{DRAFT} {values[DRAFT]}"] if DRAFT in values else []
     lines += [f"PARAMETER {LENGTH} {values[LENGTH]}"] if LENGTH in values else []
-    llamacpp.add_conversion_note(writer)
+    writer.notes.append(llamacpp.GGUF_NOTE)
     create = "ollama create speculative -f Modelfile\nollama run speculative\n"
     return {"Modelfile": "\n".join(lines) + "\n", "create.sh": create}
 
