@@ -276,7 +276,6 @@ ENGINE = Engine(
         ("b10507", "old names are refused"),
         ("b9235", "May 2026, the first with all new names"),
     ),
-    sample="llama-server -m target.gguf --spec-type draft-simple -md draft.gguf …",
     key=TYPE,
     plain="--spec-type and a draft model",
     drafters="Drafters there are C++ and part of the build.",

@@ -263,8 +263,6 @@ class Engine:
 
     Attributes:
         versions: releases that differ, the default first, then the others, the oldest last.
-        trees: which draft trees it takes, in a few words.
-        sample: how a config begins.
         key: its key for the method's name.
         plain: the option without which the engine decodes plainly.
         drafters: the closest alternative to a drafter written for this playground.
@@ -280,7 +278,6 @@ class Engine:
     name: str
     title: str
     versions: tuple[tuple[str, str], ...]
-    sample: str
     drafters: str
     methods: tuple[Method, ...]
     unsupported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -288,7 +285,6 @@ class Engine:
     parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
     find_method: Callable[[Any], Method]
     rows: tuple[Row, ...] = ()
-    trees: str = "chains only"
     key: str = ""
     plain: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -203,7 +203,6 @@ ENGINE = Engine(
         ("5.15", "the first with MTP and DFlash"),
         ("4.46", "draft models and prompt lookup"),
     ),
-    sample="model.generate(**inputs, prompt_lookup_num_tokens=10)",
     drafters="custom_generate there takes a custom decoding loop.",
     methods=tuple(METHODS.values()),
     files=_files,

@@ -273,7 +273,6 @@ ENGINE = Engine(
         ("0.32", "the last with Medusa, as a chain"),
         ("0.22", "the oldest known here, of May 2026"),
     ),
-    sample='{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
     key="method",
     plain="--speculative-config",
     drafters='Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '

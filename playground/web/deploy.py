@@ -101,7 +101,7 @@ class DeployPage:
                 label="Its file or command line",
                 lines=5,
                 max_lines=16,
-                placeholder=ENGINES["vllm"].sample,
+                placeholder="A command that starts the engine, or its config file.",
                 elem_id="pg-deploy-paste",
             )
             self.imported = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
@@ -169,7 +169,7 @@ class DeployPage:
             [self.paste.change, self.source.input],
             self._preview_import,
             [self.source, self.paste],
-            [self.paste, self.imported, self.yaml, self.use],
+            [self.imported, self.yaml, self.use],
             **LATEST,
         )
 
@@ -286,9 +286,9 @@ class DeployPage:
         return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
 
     def _preview_import(self, engine: Any, text: Any) -> Updates:
-        example = ENGINES[engine].sample if engine in ENGINES else ""
-        updates: Updates = {self.paste: gr.Textbox(placeholder=example)}
-        updates |= {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
+        updates: Updates = {
+            part: gr.update(visible=False) for part in (self.imported, self.yaml, self.use)
+        }
         if not isinstance(text, str) or not text.strip():
             return updates
         config = attempt(lambda: read_config(engine, text), where="reading a config")
@@ -321,11 +321,12 @@ def versions(engine: str) -> list[tuple[str, str]]:
 
 def engine_choice(export: Export, common: str) -> tuple[str, str]:
     """Choice of an engine: its verdict in one line, without the `common` warning; and its name."""
-    engine = ENGINES[export.engine]
+    verdict = f"{ENGINES[export.engine].title} · {MARKS[export.verdict][0]} {export.verdict}"
+    if export.verdict == "exact":
+        return verdict, export.engine
     own = (one for one in export.warnings if one != common)
-    rest = "Only the weights differ." if export.warnings else f"Trees: {engine.trees}."
-    first = export.refusal or next(own, rest)
-    return f"{engine.title} · {MARKS[export.verdict][0]} {export.verdict} · {first}", export.engine
+    first = export.refusal or next(own, "Only the weights differ.")
+    return f"{verdict} · {first}", export.engine
 
 
 # ---- HTML, escaped by the templates

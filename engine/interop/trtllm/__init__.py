@@ -338,8 +338,6 @@ ENGINE = Engine(
         ("1.4", "release candidate; MTP takes an assistant's weights"),
         ("1.2", "the last with the TensorRT backend: Medusa, Lookahead, EAGLE-1/2"),
     ),
-    trees="dynamic trees for EAGLE-3; drawn trees until 1.2",
-    sample="speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 4\n  …",
     key=TYPE,
     plain="speculative_config",
     drafters="User_Provided there takes a Drafter object from Python, not from YAML.",

@@ -405,8 +405,6 @@ ENGINE = Engine(
         ("1.3", "TensorRT-LLM's LLM API backend: model.yaml"),
         ("1.2", "TensorRT-LLM 1.2, the last with engines and config.pbtxt"),
     ),
-    trees="dynamic trees for EAGLE-3; drawn trees until TensorRT-LLM 1.2",
-    sample='parameters: { key: "decoding_mode" value: { string_value: "medusa" } } …',
     key=TYPE,
     plain="speculative_config",
     drafters=trtllm.ENGINE.drafters,
