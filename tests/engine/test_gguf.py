@@ -29,7 +29,6 @@ def file(matrices: dict[str, np.ndarray], tmp_path: Path) -> GGUFFile:
     writer.add_name("some")
     writer.add_token_list(["a", "", "ü" * 40])
     writer.add_array("numbers", [1, 2, 3])
-    writer.add_array("nested", [["x", "yz"], ["w"]])
     writer.add_float32("theta", 0.5)
     writer.add_bool("flag", True)
     for kind, raw in matrices.items():

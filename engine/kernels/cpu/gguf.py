@@ -32,8 +32,6 @@ _STRING, _ARRAY = 8, 9
 _ALIGNMENT = "general.alignment"
 ALIGNMENTS = {1 << n for n in range(3, 17)}
 MAX_DIMENSIONS = 4
-MAX_NESTING = 4
-"""Depth of arrays in arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,15 +297,13 @@ class _Header:
     def _string(self) -> str:
         return bytes(self._take(self._scalar("Q"))).decode()
 
-    def _value(self, type_id: int, depth: int = 0) -> Any:
+    def _value(self, type_id: int) -> Any:
         """A field's value; for an array, its location."""
         if type_id == _STRING:
             return self._string()
         if type_id == _ARRAY:
-            if depth == MAX_NESTING:
-                raise ValueError(f"its arrays are nested more than {MAX_NESTING} deep")
             array = _Array(self._scalar("I"), self._scalar("Q"), self._at)
-            self._skip(array, depth)
+            self._skip(array)
             return array
         if type_id not in _SCALARS:
             raise ValueError(f"it has a field of the unknown type {type_id}")
@@ -320,11 +316,9 @@ class _Header:
             raw = self._take(array.count * struct.calcsize("<" + code))
             values: list[Any] = np.frombuffer(raw, dtype="<" + code).tolist()
             return values
-        if array.type_id == _STRING:
-            return [self._string() for _ in range(array.count)]
-        return [self._value(array.type_id) for _ in range(array.count)]
+        return [self._string() for _ in range(array.count)]
 
-    def _skip(self, array: _Array, depth: int) -> None:
+    def _skip(self, array: _Array) -> None:
         """Skip an array in a time bounded by its bytes, not by its declared count."""
         if array.type_id in _SCALARS:
             self._take(array.count * struct.calcsize("<" + _SCALARS[array.type_id]))
@@ -338,8 +332,7 @@ class _Header:
             self._at = at
             self._take(0)
         else:
-            for _ in range(array.count):
-                self._value(array.type_id, depth + 1)
+            raise ValueError(f"it has an array of the type {array.type_id}, which no model has")
 
 
 def _add_unique(values: dict[str, Any], name: str, value: Any) -> None:
