@@ -86,7 +86,7 @@ def export_method(
     except UnsupportedError as error:
         return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
     writer.finish()
-    if hybrid and engine.hybrid and config.decoding_type != "Autoregressive":
+    if hybrid and engine.hybrid:
         writer.notes.append(engine.hybrid)
     files |= writer.files
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))

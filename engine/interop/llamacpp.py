@@ -277,7 +277,6 @@ ENGINE = Engine(
         ("b9235", "May 2026, the first with all new names"),
     ),
     key=TYPE,
-    plain="--spec-type and a draft model",
     drafters="Drafters there are C++ and part of the build.",
     methods=METHODS,
     files=_files,

@@ -252,7 +252,6 @@ ENGINE = Engine(
     title="SGLang",
     versions=(("0.5.23", "the newest known here"), ("0.5.11", "the first with DFLASH")),
     key=ALGORITHM,
-    plain=ALGORITHM,
     drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
     methods=METHODS,
     files=_files,

@@ -264,7 +264,6 @@ class Engine:
     Attributes:
         versions: releases that differ, the default first, then the others, the oldest last.
         key: its key for the method's name.
-        plain: the option without which the engine decodes plainly.
         drafters: the closest alternative to a drafter written for this playground.
         unsupported: per other decoding type, why it is missing and the closest alternative.
         files: values → files.
@@ -286,7 +285,6 @@ class Engine:
     find_method: Callable[[Any], Method]
     rows: tuple[Row, ...] = ()
     key: str = ""
-    plain: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     hybrid: str = ""
 
@@ -308,9 +306,6 @@ class Engine:
             UnsupportedError: it cannot.
         """
         cls, name, title = type(config), config.decoding_type, self.title
-        if name == "Autoregressive":
-            plain = f"Without {self.plain}, {title} decodes plainly."
-            return Method(name, "", notes=(plain,) if self.plain else ())
         candidates = [method for method in self.methods if method.decoding_type == name]
         for candidate in candidates:
             if candidate.is_for(version):
@@ -323,8 +318,9 @@ class Engine:
         missing = f"{title} has no {cls.title}.", f"{self._nearest(cls, version)}."
         own = f"A drafter written for this playground does not run in {title}.", self.drafters
         combined = f"{title} runs one drafting method at a time.", EXPORT_ONE
-        reasons = {"Combined": combined, "User_Provided": own, **self.unsupported}
-        raise UnsupportedError(*reasons.get(name, missing))
+        plain = f"Without a drafting method, {title} needs no config.", "Export one that drafts."
+        general = {"Autoregressive": plain, "Combined": combined, "User_Provided": own}
+        raise UnsupportedError(*{**general, **self.unsupported}.get(name, missing))
 
     def _nearest(self, cls: type[MethodConfig], version: Version) -> str:
         """This release's methods that, like this one, have weights of their own or none."""

@@ -185,8 +185,6 @@ METHODS: tuple[table.Method, ...] = (
 
 def _files(writer: Writer, values: Values) -> Files:
     serve = f"vllm serve {shlex.quote(writer.target)}"
-    if not values:
-        return {"serve.sh": command(serve)}
     config = ("--speculative-config", json.dumps(values, separators=(",", ":")))
     return {
         "speculative_config.json": json.dumps(values, indent=2) + "\n",
@@ -274,7 +272,6 @@ ENGINE = Engine(
         ("0.22", "the oldest known here, of May 2026"),
     ),
     key="method",
-    plain="--speculative-config",
     drafters='Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '
     "(0.22 and newer).",
     methods=METHODS,

@@ -339,7 +339,6 @@ ENGINE = Engine(
         ("1.2", "the last with the TensorRT backend: Medusa, Lookahead, EAGLE-1/2"),
     ),
     key=TYPE,
-    plain="speculative_config",
     drafters="User_Provided there takes a Drafter object from Python, not from YAML.",
     methods=METHODS,
     unsupported={

@@ -19,7 +19,8 @@ BENCHMARK = """# dataset.jsonl: python app.py suites export humaneval --to trtll
 trtllm-bench --model {model} latency \\
   --backend pytorch \\
   --dataset dataset.jsonl \\
-  --report_json report.json{option}
+  --report_json report.json \\
+  {option} config.yaml
 """
 """One request at a time, where drafting gains most."""
 DISAGGREGATED = ("Eagle3", "MTP")
@@ -95,8 +96,6 @@ def _python_program(writer: Writer, values: Values, whole: Values) -> str:
 
 def document(writer: Writer, values: Values) -> Values:
     """The YAML file's content: `speculative_config`, and the settings beside it."""
-    if not values:
-        return {}
     beside = {}
     if writer.config.decoding_type in ("NGram", "Draft_Target"):
         beside["disable_overlap_scheduler"] = True
@@ -110,19 +109,14 @@ def write_files(writer: Writer, values: Values) -> Files:
     model, kind = shlex.quote(writer.target), writer.config.decoding_type
     backend = f"--backend {'tensorrt' if kind in LEGACY else 'pytorch'}"
     option = "--config" if writer.version >= CURRENT else "--extra_llm_api_options"
-    options = [f"{option} config.yaml"] if values else []
-    serve = {"serve.sh": command(f"trtllm-serve {model}", backend, *options)}
-    line = "".join(f" \\\n  {one}" for one in options)
-    bench = {"bench.sh": BENCHMARK.format(model=model, option=line)}
-    if not values:
-        return serve | bench
+    serve = command(f"trtllm-serve {model}", backend, f"{option} config.yaml")
     whole = document(writer, values)
     offline = {"llm.py": _python_program(writer, values, whole)}
     if kind == "User_Provided":
         return offline
-    files = {"config.yaml": yaml_block(whole), **serve, **offline}
+    files = {"config.yaml": yaml_block(whole), "serve.sh": serve, **offline}
     if kind not in LEGACY:
-        files |= bench
+        files["bench.sh"] = BENCHMARK.format(model=model, option=option)
     if kind in DISAGGREGATED:
         writer.notes.append(
             "In prefill.yaml and decode.yaml, max_tokens_in_buffer must exceed the longest prompt."

@@ -406,7 +406,6 @@ ENGINE = Engine(
         ("1.2", "TensorRT-LLM 1.2, the last with engines and config.pbtxt"),
     ),
     key=TYPE,
-    plain="speculative_config",
     drafters=trtllm.ENGINE.drafters,
     methods=(*MODES.values(), DRAFT_TARGET, *LLM_API),
     unsupported=trtllm.ENGINE.unsupported,

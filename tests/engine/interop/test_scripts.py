@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.drafters import parse_method
+from engine.interop.transformers import SCRIPT
 from tests.engine.drafters.test_draft_by_text import learned
 from tests.engine.interop.schemas import LLAMA, exported, read
 from tests.models import save_tiny, tiny_model
@@ -179,9 +180,12 @@ def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def printed(settings: dict[str, object], target: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the exported script prints, shortened to 12 tokens."""
     export = exported(parse_method(settings), "transformers", target=str(target))
-    script = export.files["generate.py"]
+    return output_of(export.files["generate.py"], capsys)
+
+
+def output_of(script: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a script prints, shortened to 12 tokens."""
     text = script.replace("max_new_tokens=128", "max_new_tokens=12")
     assert text != script
     exec(compile(text, "generate.py", "exec"), {})
@@ -191,7 +195,7 @@ def printed(settings: dict[str, object], target: Path, capsys: pytest.CaptureFix
 def test_drafting_scripts_print_the_plain_script_s_text(
     target: Path, small: Path, of_words: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = printed({"decoding_type": "Autoregressive"}, target, capsys)
+    plain = output_of(SCRIPT.format(target=str(target), setup="", arguments="**inputs"), capsys)
     draft = {"decoding_type": "Draft_Target", "speculative_model": str(small), "max_draft_len": 3}
     assert printed(draft, target, capsys) == plain != ""
     other = {**draft, "speculative_model": str(of_words), "vocabulary": "text"}
