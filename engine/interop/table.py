@@ -337,10 +337,8 @@ def _has_weights(cls: type[MethodConfig]) -> bool:
     return "speculative_model" in cls.model_fields
 
 
-def method_named(
-    methods: Iterable[Method], key: str, name: str, missing: Mapping[str, str] | None = None
-) -> Method:
-    """The first method of that name; `missing` describes names without a counterpart here.
+def method_named(methods: Iterable[Method], key: str, name: str) -> Method:
+    """The first method of that name.
 
     Raises:
         ConfigError: there is none.
@@ -349,8 +347,6 @@ def method_named(
     names = dict(reversed(named))
     if name in names:
         return names[name]
-    if what := (missing or {}).get(name):
-        raise ConfigError(f"{key}={name} has no counterpart here: {what}.")
     raise ConfigError(
         f"{key} must be one of {', '.join(dict(named))}, got {name or 'none':.40}. Others have no "
         "counterpart here."

@@ -54,12 +54,6 @@ ROWS = (
         }
     ),
 )
-NO_COUNTERPART = {
-    "mlp_speculator": "an MLP speculator",
-    "custom_class": "a proposer class of your own; register a drafter here instead",
-    "extract_hidden_states": "no drafting at all, it writes training data",
-    "xpress": "DFlash's block refined by another head",
-}
 CONFIG_OPTIONS = ("speculative_config", "spec_config", "sc")
 SHORT_OPTIONS = {"spec_method": "method", "spec_model": "model", "spec_tokens": LENGTH}
 """Options of the server, without dashes, for the whole config and for single keys."""
@@ -237,7 +231,7 @@ def _find_method(reader: Reader) -> table.Method:
     if name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool):
         methods = tuple(m for m in METHODS if PARALLEL in m.keys)
         what = f"method beside {PARALLEL}"
-    counterpart = table.method_named(methods, what, name, NO_COUNTERPART)
+    counterpart = table.method_named(methods, what, name)
     if name != "suffix" and reader.find(LENGTH) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:

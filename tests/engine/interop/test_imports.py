@@ -221,7 +221,7 @@ def test_every_way_to_write_a_config(
     ("engine", "text", "words"),
     [
         ("vllm", "", "Nothing to read. Paste a config of vLLM"),
-        ("vllm", '{"method": "custom_class", "model": "a.B"}', "has no counterpart here: a propos"),
+        ("vllm", '{"method": "custom_class", "model": "a.B"}', "got custom_class. Others have"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be a valid integer"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
         ("trtllm", "x = 1  # EagleDecodingConfig(", "calls no …DecodingConfig"),
@@ -242,7 +242,7 @@ def test_every_way_to_write_a_config(
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 0}',
          "max_matching_ngram_size must be greater than or equal to 1, got 0"),
         ("vllm", '{"method": "dflash", "model": "a/XPress", "num_speculative_tokens": 3}',
-         "method=xpress has no counterpart here: DFlash's block refined"),
+         "got xpress. Others have no counterpart here"),
         ("sglang", "--speculative-algorithm UNO --speculative-num-draft-tokens 8",
          "got UNO. Others have no counterpart here"),
         ("sglang", "SGLANG_SIMULATE_ACC_LEN=2.5 python -m sglang.launch_server --model-path a/b "
