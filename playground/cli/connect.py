@@ -78,13 +78,13 @@ def _replay(options: ConnectOptions, address: Address) -> None:
     import json
 
     from playground.cli.terminal import print_wide, table
-    from playground.connect.replay import Load, read_concurrencies, sample_prompts
+    from playground.connect.replay import Load, read_concurrencies
     from playground.connect.report import COLUMNS
-    from playground.experiments.prompts import find_suite
+    from playground.experiments.prompts import find_suite, first_turns
 
     suite = find_suite(options.suite)
     load = Load(
-        sample_prompts(suite, options.prompts),
+        first_turns(suite, options.prompts),
         read_concurrencies(options.concurrency),
         options.max_new_tokens,
         options.seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from engine.errors import ConfigError, PlaygroundError
 from engine.metrics import mat, mean_or_none, percentile, throughput, tok_s, tpot_ms
 from playground.connect.client import Client, Reply
 from playground.connect.readings import Reading, between
-from presets import PromptSuite
+from playground.experiments.plan import Item
 
 MAX_CONCURRENCY = 64
 
@@ -30,32 +31,10 @@ def read_concurrencies(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayPrompt:
-    """The first turn of a suite's prompt."""
-
-    suite: str
-    name: str
-    category: str
-    text: str
-
-
-def sample_prompts(suite: PromptSuite, limit: int) -> tuple[ReplayPrompt, ...]:
-    """The first prompts of a suite, taken round-robin from its categories."""
-    categories: dict[str, list[ReplayPrompt]] = {}
-    for index, prompt in enumerate(suite.prompts):
-        name = prompt.id or str(index + 1)
-        one = ReplayPrompt(suite.name, name, prompt.category, prompt.turns[0])
-        categories.setdefault(prompt.category, []).append(one)
-    rounds = max(map(len, categories.values()), default=0)
-    mixed = [one[i] for i in range(rounds) for one in categories.values() if i < len(one)]
-    return tuple(mixed[:limit])
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """A prompt's reply, or why there is none."""
 
-    prompt: ReplayPrompt
+    prompt: Item
     reply: Reply | None
     error: str = ""
 
@@ -118,7 +97,7 @@ class Level:
 class Load:
     """The prompts to send, the length of an answer, and the time limit of each concurrency."""
 
-    prompts: tuple[ReplayPrompt, ...]
+    prompts: Sequence[Item]
     concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
     max_new_tokens: int = 128
     max_seconds: float = 300.0
@@ -147,9 +126,10 @@ async def _send_all(client: Client, load: Load, concurrency: int, outcomes: list
     async def work() -> None:
         while prompts and time.monotonic() < deadline_s:
             prompt = prompts.pop()
+            text = prompt.turns[0]
             try:
                 async with asyncio.timeout(max(1.0, deadline_s - time.monotonic())):
-                    reply = await client.answer(prompt.text, max_new_tokens=load.max_new_tokens)
+                    reply = await client.answer(text, max_new_tokens=load.max_new_tokens)
                 outcomes.append(Outcome(prompt, reply))
             except PlaygroundError as error:
                 outcomes.append(Outcome(prompt, None, str(error)))
@@ -171,10 +151,15 @@ async def _counters(client: Client) -> Reading | None:
 
 def count_equal_texts(level: Level, plain: Level) -> tuple[int, int]:
     """Numbers of equal texts and of prompts, among the prompts that both answered."""
-    texts = {one.prompt: one.reply.text for one in plain.outcomes if one.reply is not None}
-    pairs = [
-        (one.reply.text, texts[one.prompt])
+    texts, plain_texts = _texts(level), _texts(plain)
+    both = texts.keys() & plain_texts.keys()
+    return sum(texts[key] == plain_texts[key] for key in both), len(both)
+
+
+def _texts(level: Level) -> dict[tuple[str, str], str]:
+    """The answers of a level by suite and id of their prompts."""
+    return {
+        (one.prompt.suite, one.prompt.id): one.reply.text
         for one in level.outcomes
-        if one.reply is not None and one.prompt in texts
-    ]
-    return sum(a == b for a, b in pairs), len(pairs)
+        if one.reply is not None
+    }

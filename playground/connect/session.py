@@ -86,13 +86,13 @@ def _store(
                 sampling={"temperature": 0.0},
                 limits={},
                 prompt_ids=(),
-                prompt_text=prompt.text,
-                messages=({"role": "user", "content": prompt.text},),
+                prompt_text=prompt.turns[0],
+                messages=({"role": "user", "content": prompt.turns[0]},),
                 device=client.url,
                 labels={
                     **labels,
                     "suite": prompt.suite,
-                    "prompt": prompt.name,
+                    "prompt": prompt.id,
                     "category": prompt.category,
                 },
             )

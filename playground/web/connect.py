@@ -15,10 +15,11 @@ from engine.config import Settings
 from engine.errors import validate_choice
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES, Reading, between
-from playground.connect.replay import MAX_CONCURRENCY, Load, read_concurrencies, sample_prompts
+from playground.connect.replay import MAX_CONCURRENCY, Load, read_concurrencies
 from playground.connect.report import COLUMNS, Report, reading_figures
 from playground.connect.session import Address, measure
 from playground.errors import fault_of
+from playground.experiments.prompts import first_turns
 from playground.host.catalog import Catalog
 from playground.plots import HUES, styled
 from playground.web.components import hidden_value
@@ -187,7 +188,7 @@ class ConnectPage:
             )
             suites = self._catalog.suites
             suite = suites[validate_choice("Prompts", fields.suite, suites)]
-            prompts, levels = sample_prompts(suite, fields.count), read_concurrencies(fields.levels)
+            prompts, levels = first_turns(suite, fields.count), read_concurrencies(fields.levels)
             load = Load(prompts, levels, fields.tokens, fields.seconds)
             address = Address(fields.url, fields.key, fields.model, fields.plain)
             async for report in measure(address, load, self._log):

@@ -21,9 +21,10 @@ from engine.errors import ConfigError
 from playground.connect import client as client_module
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES
-from playground.connect.replay import Load, ReplayPrompt
+from playground.connect.replay import Load
 from playground.connect.report import Report
 from playground.connect.session import Address, measure
+from playground.experiments.plan import Item
 from storage import RunLog
 from tests.commands import invoke, refused
 from tests.hostile.campaign import Watch
@@ -227,7 +228,7 @@ ODD_CHUNKS = {
     "an error as a list": '{"error": [[]]}',
 }
 LOAD = Load(
-    tuple(ReplayPrompt("s", str(i), "chat", "Tea?") for i in range(3)), (1,), max_new_tokens=8
+    [Item("s", str(i), "chat", "chat", ("Tea?",)) for i in range(3)], (1,), max_new_tokens=8
 )
 
 

@@ -14,7 +14,7 @@ from engine.formats import DASH
 from engine.metrics import chain_mat
 from playground.connect.client import DraftCounts, Reply
 from playground.connect.readings import ENGINES, ModelList, Reading, between, engine_of
-from playground.connect.replay import Level, Outcome, ReplayPrompt
+from playground.connect.replay import Level, Outcome
 from playground.connect.report import (
     LengthAdvice,
     Report,
@@ -23,6 +23,7 @@ from playground.connect.report import (
     equal_rates,
     reading_figures,
 )
+from playground.experiments.plan import Item
 
 RECORDED = {
     "vllm": """\
@@ -200,7 +201,7 @@ def level(seconds: float, *, mat: float | None = None) -> Level:
     counts: dict[str, Any] = {"num_prompt_tokens": 5, "num_new_tokens": 41, "drafting": drafting}
     times: dict[str, Any] = {"ttft_s": 0.1, "latency_s": 0.1 + seconds}
     reply = Reply(text="x", finish_reason="length", **counts, **times)
-    return Level(1, seconds, (Outcome(ReplayPrompt("s", "p", "chat", "x"), reply),))
+    return Level(1, seconds, (Outcome(Item("s", "p", "chat", "chat", ("x",)), reply),))
 
 
 def test_an_engine_that_is_faster_than_its_mat_has_no_speedup() -> None:

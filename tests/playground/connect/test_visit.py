@@ -16,16 +16,17 @@ from engine.errors import ConfigError
 from playground.api.prometheus import PrometheusMetrics
 from playground.connect import client as client_module
 from playground.connect.client import Client, EngineError, Reply
-from playground.connect.replay import Load, ReplayPrompt, read_concurrencies
+from playground.connect.replay import Load, read_concurrencies
 from playground.connect.session import Address, measure
+from playground.experiments.plan import Item
 from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
 from tests.commands import invoke
 from tests.hostile.test_engines import drip, engine, streamed, visited
 from tests.playground.serving import Served, free_port
 
-ASKED = tuple(
-    ReplayPrompt("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?"))
-)
+ASKED = [
+    Item("s", str(i), "chat", "chat", (text,)) for i, text in enumerate(("Hello.", "Tea?", "Why?"))
+]
 LOAD = Load(ASKED, (1, 2), max_new_tokens=16)
 
 
@@ -76,7 +77,7 @@ def test_the_answers_before_a_stop_are_in_the_log(
         last_asked = asyncio.Event()
 
         async def held(client: Client, prompt: str, *, max_new_tokens: int) -> Reply:
-            if prompt == ASKED[-1].text:
+            if prompt == ASKED[-1].turns[0]:
                 last_asked.set()
                 await asyncio.Event().wait()
             return await answer(client, prompt, max_new_tokens=max_new_tokens)
@@ -92,7 +93,7 @@ def test_the_answers_before_a_stop_are_in_the_log(
     with RunLog.open(str(tmp_path / "mine.db")) as mine:
         asyncio.run(stopped(mine))
         stored = [(run.status, run.prompt_text) for run in mine.find().rows]
-    assert sorted(stored) == [("completed", one.text) for one in ASKED[:-1]]
+    assert sorted(stored) == [("completed", one.turns[0]) for one in ASKED[:-1]]
 
 
 @pytest.mark.parametrize("names", ["reasoning", "reasoning_content", "reasoning_content reasoning"])
