@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.formats import DASH
-from playground.cli.options import JsonOptions, LogOptions, argument, command, option
+from playground.cli.options import LogOptions, argument, command, option
 from playground.cli.streams import echo, note
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class ConnectOptions(LogOptions, JsonOptions):
+class ConnectOptions(LogOptions):
     url: str = argument(
         ..., "Address of a vLLM, SGLang, TensorRT-LLM, llama-server or playground server."
     )
@@ -75,8 +75,6 @@ def _line(reading: Reading, seconds: float | None) -> str:
 
 
 def _replay(options: ConnectOptions, address: Address) -> None:
-    import json
-
     from playground.cli.terminal import print_wide, table
     from playground.connect.replay import Load, read_concurrencies
     from playground.connect.report import COLUMNS
@@ -91,9 +89,6 @@ def _replay(options: ConnectOptions, address: Address) -> None:
     )
     with options.open_log() as log:
         report = asyncio.run(_measure(address, load, log))
-    if options.as_json:
-        echo(json.dumps(report.to_dict(), indent=2))
-        return
     print_wide(
         table(f"{report.engine.title}, {len(load.prompts)} prompts", [*COLUMNS][1:], report.rows())
     )

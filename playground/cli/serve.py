@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, command, option
+from playground.cli.options import DeviceOptions, LogOptions, command, option
 from playground.cli.streams import echo
 
 
@@ -141,39 +141,25 @@ def doctor(options: DeviceOptions) -> None:
         echo(line)
 
 
-@command(JsonOptions)
-def models(options: JsonOptions) -> None:
+def models() -> None:
     """List the target presets."""
-    import json
-
     import presets
 
-    specs = presets.targets()
-    if options.as_json:
-        echo(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
-        return
-    for spec in specs.values():
+    for spec in presets.targets().values():
         wheel = spec.wheel and f"wheel {spec.wheel.package}"
         where = spec.hub or spec.path or wheel or "random weights, made on first use"
         echo(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
     echo("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
 
 
-@command(JsonOptions)
-def methods(options: JsonOptions) -> None:
+def methods() -> None:
     """List the drafting methods, their settings and their presets."""
     import json
 
     import presets
     from engine.drafters import methods as decoding_types
 
-    named, types = presets.methods(), decoding_types()
-    if options.as_json:
-        schema = {name: cls.model_json_schema() for name, cls in types.items()}
-        dumped = {name: preset.model_dump(mode="json") for name, preset in named.items()}
-        echo(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
-        return
-    for name, cls in types.items():
+    for name, cls in decoding_types().items():
         echo(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
         for key, setting in cls.model_fields.items():
             if key != "decoding_type":
@@ -182,6 +168,6 @@ def methods(options: JsonOptions) -> None:
                 about = ": ".join(filter(None, (setting.title, setting.description)))
                 echo(f"{'':4}{key:32}{short:26}{about}")
     echo("\nPresets:")
-    for preset in named.values():
+    for preset in presets.methods().values():
         belongs = f" for {preset.target}" if preset.target else ""
         echo(f"  {preset.name:24}{preset.title}{belongs}")

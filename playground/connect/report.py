@@ -12,9 +12,8 @@ approximation, since the cost of drafting and verifying grows unevenly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from engine import formats
 from engine.formats import DASH, figure
@@ -152,19 +151,6 @@ class Report:
             f"between no draft and {len(self.position_rates)} tokens."
         )
         return sentences
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "engine": self.engine.name,
-            "levels": [
-                {"kind": kind, "concurrency": level.concurrency, **level.figures}
-                for kind, levels in (("plain", self.plain), ("drafting", self.drafting))
-                for level in levels
-            ],
-            "position_rates": list(self.position_rates),
-            "choices": [{**asdict(one), "speedup": one.speedup} for one in self.advice],
-            "sentences": self.sentences(),
-        }
 
 
 def _speedup(level: Level, plain: Level | None) -> float | None:

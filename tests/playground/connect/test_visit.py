@@ -57,8 +57,7 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
     drafted = [run for run in stored if run and run.metrics["num_drafted"]]
     assert len(drafted) == 2 * len(ASKED) and all(run.mat and run.mat > 1 for run in drafted)
     assert re.search("× plain decoding|no speedup is given", report.sentences()[0])
-    assert report.advice
-    assert json.loads(json.dumps(report.to_dict()))["choices"][0]["concurrency"] == 1
+    assert report.advice[0].concurrency == 1
 
 
 def test_a_level_ends_when_its_time_is_up() -> None:
@@ -135,6 +134,6 @@ def test_the_command_watches_and_measures(served: Served, tmp_path: Path) -> Non
     model = ("--model", "tiny:scripted", "--db", tmp_path / "runs.db")
     load = ("--prompts", 2, "--concurrency", 1, "--max-new-tokens", 150)
     line = ("connect", served.url, "--replay", *model, *load)
-    told = json.loads(invoke(*line, "--json").stdout)
-    assert [level["kind"] for level in told["levels"]] == ["plain", "drafting"]
-    assert re.search("× plain decoding|no speedup is given", invoke(*line).stdout)
+    printed = invoke(*line).stdout
+    assert all(f"concurrency 1, {kind}" in printed for kind in ("plain", "drafting"))
+    assert re.search("× plain decoding|no speedup is given", printed)
