@@ -50,7 +50,7 @@ def test_json_has_every_figure_of_every_configuration(
 ) -> None:
     out = bench(
         *(folder, "--suite", questions, "--methods", "ngram"),
-        *("--method", f"NGram name={EVIL} max_draft_len=2", "--set", f"{EVIL}.is_keep_all=false"),
+        *("--method", f"NGram name={EVIL} max_draft_len=2 is_keep_all=false"),
         *("--max-new-tokens", 12, "--ignore-eos", "--repeats", 2, "--json"),
         *("--db", tmp_path / "runs.sqlite3", "--output", tmp_path / "out"),
     )
@@ -130,7 +130,7 @@ def test_csv_has_a_line_per_configuration_and_group_and_no_save_leaves_no_log(
     [
         (["--suite", "quik"], "Did you mean quick"),
         (["--methods", "ngran"], "Did you mean ngram?"),
-        (["--methods", "ngram", "--set", "other.x=1"], "no configuration is named 'other'"),
+        (["--methods", "ngram", "--set", "x=1"], "x is not a setting of NGramConfig"),
         (["--methods", "ngram,ngram"], "Two configurations are named ngram"),
         (["--method", "NGram 'name=x"], "--method takes a method"),
         (["--resume", "abc"], "No experiment 'abc'"),
@@ -151,8 +151,8 @@ def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> Non
     file = tmp_path / "mine.yaml"
     file.write_text("decoding_type: NGram\nmax_draft_len: 2\n")
     found = configurations_of(
-        ["ngram", str(file), "NGram name=long max_draft_len=9"],
-        ["mine.max_matching_ngram_size=4", "is_keep_all=false"],
+        ["ngram", f"{file} max_matching_ngram_size=4", "NGram name=long max_draft_len=9"],
+        ["is_keep_all=false"],
     )
     assert [c.name for c in found] == ["ngram", "mine", "long"]
     values = [(c.config.max_draft_len, c.config.max_matching_ngram_size) for c in found]  # type: ignore[attr-defined]

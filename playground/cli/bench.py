@@ -126,7 +126,7 @@ class BenchOptions(ExperimentOptions):
         metavar="METHOD",
     )
     settings: list[str] = option(
-        [], "Change a setting of every method, or of one.", "--set", metavar="[NAME.]FIELD=V"
+        [], "Change a setting of every method.", "--set", metavar="FIELD=V"
     )
     max_new_tokens: int = option(128, "Maximum number of tokens per answer.")
     resume: str | None = option(None, "Resume a benchmark of the log.", metavar="ID")
@@ -232,30 +232,17 @@ def configurations_of(
     Args:
         methods: `preset`, `FILE.yaml` or decoding type, then `field=value …` and `name=…`,
             separated by spaces.
-        settings: `field=value` for every method, `NAME.field=value` for the one of that name.
+        settings: `field=value` for every method.
 
-    Raises ConfigError: an unknown method, field or name.
+    Raises ConfigError: an unknown method or field.
     """
     import presets
-    from engine.errors import ConfigError
     from playground.experiments.plan import Configuration
     from playground.host.methods import choose_method
 
-    specs = [_spec(text) for text in methods]
-    own: dict[str, list[str]] = {name: [] for name, _, _ in specs}
-    for text in settings:
-        key, equals, value = text.partition("=")
-        whose, _, setting = key.rpartition(".")
-        if whose and whose not in own:
-            raise ConfigError(
-                f"--set {text!r:.60}: no configuration is named {whose!r}; there are "
-                f"{', '.join(sorted(own)) or 'none'}."
-            )
-        for name in [whose] if whose else own:
-            own[name].append(f"{setting}{equals}{value}")
     configurations = []
-    for name, method, inline in specs:
-        config = choose_method(method, [*inline, *own[name]], report=note)
+    for name, method, inline in map(_spec, methods):
+        config = choose_method(method, [*inline, *settings], report=note)
         preset = presets.methods().get(method)
         title = type(config).title
         if preset is not None and name == method:
