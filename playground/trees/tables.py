@@ -25,7 +25,6 @@ TREE_SETTINGS = (
     *("use_dynamic_tree", *DYNAMIC_FIELDS),
 )
 """Settings that a table predicts, and so does not depend on."""
-MAX_PACKED_BYTES = 64_000_000
 BEFORE = 14
 """Tokens shown before an example's root."""
 
@@ -142,15 +141,8 @@ def pack(table: RankTable) -> dict[str, Any]:
 
     Ranks are stored plus one, so that 0 means "not among the stored ranks": `(positions, depths)`
     little-endian integers of `width` bytes, in base64.
-
-    Raises ConfigError: too large to send.
     """
     width = 1 if table.num_ranks <= 254 else 2
-    if table.ranks.size * width > MAX_PACKED_BYTES:
-        raise ConfigError(
-            f"The rank table has {table.num_positions} positions and is too large for the page. "
-            "Measure it over fewer texts."
-        )
     shifted = (table.ranks + 1).astype("<u1" if width == 1 else "<u2")
     return {
         "depths": table.depths,
