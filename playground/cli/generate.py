@@ -67,12 +67,8 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
             note(f"note: {self.method} is made for another target: --target {own}.")
         config = MethodOptions.config(self)
         # A trace shows what a method drafts, on any machine the same.
-        keep = self.sets_drafting or self.trace is None
-        return config if keep else config.replace(drafting="as set")
-
-    @property
-    def sets_drafting(self) -> bool:
-        return any(setting.startswith("drafting=") for setting in self.settings)
+        is_set = any(setting.startswith("drafting=") for setting in self.settings)
+        return config if is_set or self.trace is None else config.replace(drafting="as set")
 
 
 @command(GenerateOptions)
@@ -81,7 +77,6 @@ def generate(options: GenerateOptions) -> None:
     import presets
     from playground.host.live import LiveRun
     from playground.host.recording import decode_and_record
-    from playground.host.result import as_set_sentence
     from playground.host.trace import TraceFile
     from storage import RunLog
 
@@ -96,10 +91,6 @@ def generate(options: GenerateOptions) -> None:
         target, drafter = models.build_context().target, models.drafter(config)
         for remark in (*target.notes, *drafter.notes):
             note(remark)
-        if options.sets_drafting and (
-            expected := as_set_sentence(models.experience, target.name, config)
-        ):
-            note(expected)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         trace = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from engine.drafters.lookup.ngram import NGramConfig
+from engine.tuning.experience import ExperienceStore
 from playground.cli.main import app
-from playground.host.result import NOT_KNOWN, drafting_sentence
+from playground.host.result import NOT_KNOWN, as_set_sentence, drafting_sentence
 from tests.playground.tiny import save_tiny_llama
 
 
@@ -23,19 +24,19 @@ def test_a_run_says_how_much_it_drafted() -> None:
 
 @pytest.mark.usefixtures("auto_drafting")
 @pytest.mark.slow
-def test_generate_says_what_as_set_costs_before_it_runs(tmp_path: Path) -> None:
-    folder = save_tiny_llama(tmp_path / "model")
+def test_earlier_runs_say_what_as_set_costs(tmp_path: Path) -> None:
+    folder, cache = save_tiny_llama(tmp_path / "model"), tmp_path / "cache"
 
-    def generate(*settings: str) -> Any:
-        options = ["--target", str(folder), "--prompt-ids", ",".join(map(str, [5, 6, 7] * 6))]
-        options += ["--max-new-tokens", "150", "--ignore-eos", "--no-save"]
-        options += ["--method", "NGram", "--cache-dir", str(tmp_path / "cache")]
-        result = CliRunner().invoke(app, ["generate", *options, *settings])
-        assert result.exit_code == 0, result.output
-        return result.output
+    def expected(config: NGramConfig) -> str:
+        return as_set_sentence(ExperienceStore(cache / "drafting"), str(folder), config)
 
-    as_set = ("--set", "drafting=as set")
-    assert NOT_KNOWN in generate(*as_set)
-    assert "As set" not in generate()
-    assert "× plain decoding is expected: " in generate(*as_set)
-    assert NOT_KNOWN in generate(*as_set, "--set", "max_draft_len=2")
+    as_set = NGramConfig(drafting="as set")
+    assert expected(as_set) == NOT_KNOWN
+    options = ["--target", str(folder), "--prompt-ids", ",".join(map(str, [5, 6, 7] * 6))]
+    options += ["--max-new-tokens", "150", "--ignore-eos", "--no-save"]
+    options += ["--method", "NGram", "--cache-dir", str(cache)]
+    result = CliRunner().invoke(app, ["generate", *options])
+    assert result.exit_code == 0, result.output
+    assert "× plain decoding is expected: " in expected(as_set)
+    assert expected(as_set.replace(max_draft_len=2)) == NOT_KNOWN
+    assert expected(NGramConfig()) == ""
