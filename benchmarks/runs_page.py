@@ -7,8 +7,7 @@ asks what the page asks: first page, every order, filters, deep pages, text sear
 other pages ask of the log. `--prompts` counts different ones. Prints median and 95th percentile in
 milliseconds, and the processor time of the median question in this process, which other programs on
 the machine hardly change. With --db the log is kept there, in a SQLite file or a PostgreSQL
-database, and used again the next time; a log of an older schema is migrated, and how long that
-takes is printed.
+database, and used again the next time.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ from storage.schema import metadata
 MIGRATIONS = Path(__file__).parent / "migrations"
 POSTGRESQL = "postgresql+psycopg"
 INSTALL = "Install it: pip install 'speculative-decoding-playground[postgres]'."
+LAST_TO_MIGRATE = "a version of 27 November 2026"
+"""The last one that reads logs of schemas before the first of `MIGRATIONS`."""
 PATIENCE_S = 120.0
 """How long a write is retried while the server is unreachable."""
 RETRY_S = 0.5
@@ -169,9 +171,12 @@ class Database:
                 "Give the run log a database of its own with --db."
             )
         if current is not None and current not in revisions:
+            remedy = "Use that or a newer one"
+            if current < min(revisions):
+                remedy = f"Open it once with {LAST_TO_MIGRATE}, which updates it"
             raise StorageError(
                 f"The run log {where} was written by another version (schema {current}). "
-                "Use that or a newer one, or give another --db."
+                f"{remedy}, or give another --db."
             )
         return current is None
 

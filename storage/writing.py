@@ -167,8 +167,6 @@ def _values_of_copy(stored: StoredRun) -> dict[str, Any]:
     """The column values of a copied run; one that was still running becomes interrupted."""
     run, created_at = stored.run, stored.run.created_at.replace(tzinfo=None)
     decode_s = run.metrics.get("decode_s")
-    if decode_s is None and run.tok_s:  # earlier versions exported the rate only
-        decode_s = (run.num_new_tokens - 1) / run.tok_s
     return values_of(
         run,
         status="interrupted" if run.status == "running" else run.status,

@@ -14,7 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from storage import ExperimentRow, NewRun, RunLog, RunQuery, StorageError
+from storage import NewRun, RunLog, RunQuery, StorageError
 from storage.database import Database
 from storage.schema import metadata
 from tests.storage.conftest import detail, step
@@ -60,51 +60,9 @@ def test_a_database_of_every_released_schema_opens_and_is_as_the_code_has_it(
     log.close()
 
 
-def test_runs_of_the_first_schema_learn_their_experiment(tmp_path: Path) -> None:
-    file = str(shutil.copy(ASSETS / "schema-0003.sqlite3", tmp_path))
-    with sqlite3.connect(file) as connection:
-        (benchmark,) = connection.execute("select id from benchmarks").fetchone()
-        of = connection.execute("select id from runs where benchmark_id is not null").fetchall()
-        (other,) = connection.execute("select id from runs where benchmark_id is null").fetchone()
-        connection.execute("insert into labels values (?, 'compare', 'c')", [other])
-        connection.execute("update runs set decoding_type = 'Autoregressive' where id = ?", [other])
-    log = RunLog.open(file)
-    page = log.experiments.page(RunQuery())
-    folded = {row.key for row in page.rows if isinstance(row, ExperimentRow)}
-    assert folded == {f"benchmark:{benchmark}", "compare:c"}
-    assert {
-        (run.id,) for run in log.find(RunQuery(experiment=f"benchmark:{benchmark}")).rows
-    } == set(of)
-    assert other in {run.id for run in log.find(RunQuery(text="plain decoding")).rows}
-    assert log.find(RunQuery(text="plain decoding", decoding_type="NGram")).total == 0
-    log.close()
-
-
-@pytest.mark.parametrize(
-    ("metrics", "decode_s"), [("{}", 0.1), ('{"decode_s": 0.25}', 0.25), ("damaged", 0.1)]
-)
-def test_runs_of_the_first_schema_learn_how_long_they_decoded(
-    tmp_path: Path, metrics: str, decode_s: float
-) -> None:
-    """From the rate, where the figures do not have it."""
-    file = str(shutil.copy(ASSETS / "schema-0003.sqlite3", tmp_path))
-    with sqlite3.connect(file) as connection:
-        connection.execute(
-            "update runs set tok_s = 40.0, num_new_tokens = 5, "
-            "status = 'completed', decoding_type = 'Autoregressive'"
-        )
-        connection.execute("update run_details set metrics = ?", [metrics])
-    log = RunLog.open(file)
-    rows = log.find().rows
-    totals = log.plain_totals([row.prompt_id for row in rows]).values()
-    assert {t.decode_s / t.num_tokens for t in totals} == {decode_s / 4}
-    assert sum(t.num_tokens for t in totals) == 4 * len(rows)
-    log.close()
-
-
 def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     """Written by the program before its migrations became one."""
-    log = RunLog.open(str(shutil.copy(ASSETS / "schema-0003.sqlite3", tmp_path)))
+    log = RunLog.open(str(shutil.copy(ASSETS / "schema-0008.sqlite3", tmp_path)))
     (named,) = log.find(RunQuery(text="übung")).rows
     assert (named.name, named.note, named.tags) == ("The Übung", "a note", ("kept", "old"))
     assert named.created_at.tzinfo is not None and named.tok_s and named.verify_s
@@ -138,12 +96,22 @@ def newer(file: Path) -> None:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
 
 
+def older(file: Path) -> None:
+    RunLog.open(str(file)).close()
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0007'")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (no_database, "not a database"),
         (of_another_program, "another program"),
-        (newer, r"another version \(schema 9999\)"),
+        (newer, r"another version \(schema 9999\). Use that or a newer one, or give another --db"),
+        (
+            older,
+            r"another version \(schema 0007\). Open it once with a version of 27 November 2026",
+        ),
     ],
 )
 def test_a_file_that_is_no_log_of_ours_is_refused_and_left_alone(

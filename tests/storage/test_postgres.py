@@ -11,7 +11,6 @@ import sqlalchemy as sa
 
 from storage import RunLog, RunQuery, StorageError
 from storage.records import OutOfReachError
-from storage.schema import runs
 from tests.playground.asks import until
 from tests.postgres import Server
 from tests.storage.conftest import detail, finish, new_run, started, step
@@ -81,24 +80,6 @@ def test_names_of_any_length_and_with_nul_come_back(pg_log: RunLog) -> None:
     run = detail(pg_log, pg_log.begin(new_run(**names)))
     assert {name: getattr(run, name) for name in names} == names
     assert pg_log.find(RunQuery(dtype=names["dtype"])).total == 1
-
-
-def test_the_released_schema_migrates(postgres: Server) -> None:
-    """The first migration that differs on PostgreSQL, over names as it found them."""
-    with postgres.database("empty_log") as url:
-        engine = sa.create_engine(url)
-        with engine.begin() as connection:
-            connection.execute(sa.text("ALTER TABLE runs ALTER device TYPE VARCHAR(64)"))
-            connection.execute(sa.text("ALTER TABLE runs DROP COLUMN decode_s"))
-            connection.execute(sa.text("DROP INDEX ix_runs_mat_order"))
-            connection.execute(sa.text("CREATE INDEX ix_runs_status_created_at ON runs (status)"))
-            connection.execute(sa.text("UPDATE alembic_version SET version_num = '0004'"))
-        log = RunLog.open(url)
-        log.begin(new_run(device="d" * 65))
-        log.close()
-        indexes = {str(index["name"]) for index in sa.inspect(engine).get_indexes("runs")}
-        assert indexes == {index.name for index in runs.indexes}
-        engine.dispose()
 
 
 @pytest.mark.slow
