@@ -7,15 +7,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from engine.config import Settings
 from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
 from engine.model.sources import Shipped, TargetSpec
 from engine.training.corpus.dialogues import DialogueTemplates
 from engine.tree import ChoicePaths, ChoiceTree
@@ -55,6 +54,19 @@ class Prompt(Settings):
     )
 
 
+def _of_categories(value: Any) -> Any:
+    """The prompts of lists by category: a text, several turns, or fields of `Prompt` each."""
+    if not isinstance(value, dict):
+        return value
+    prompts = []
+    for category, items in value.items():
+        for number, item in enumerate(items if isinstance(items, list) else [items], start=1):
+            turns = [item] if isinstance(item, str) else item
+            fields = item if isinstance(item, dict) else {"turns": turns}
+            prompts.append({"category": category, "id": f"{category}-{number}", **fields})
+    return prompts
+
+
 class PromptSuite(Settings):
     """A named list of prompts."""
 
@@ -62,7 +74,9 @@ class PromptSuite(Settings):
     title: str
     description: str = ""
     examples: bool = Field(True, description="offer its prompts as examples on the Generate page")
-    prompts: tuple[Prompt, ...] = Field(strict=False, min_length=1)
+    prompts: Annotated[
+        tuple[Prompt, ...], Field(strict=False, min_length=1), BeforeValidator(_of_categories)
+    ]
 
 
 class TreePreset(Settings):
@@ -128,10 +142,9 @@ def trees() -> dict[str, TreePreset]:
 
 @functools.cache
 def suites() -> dict[str, PromptSuite]:
-    """Prompt suites by name: single files, and folders with one file per category."""
+    """Prompt suites by name: those to measure, shortest first, then those of examples."""
     loaded = [PromptSuite.parse(values, where=where) for where, values in _read_all("prompts")]
-    folders = sorted(file.parent for file in (FOLDER / "prompts").glob("*/suite.yaml"))
-    loaded += [read_suite_folder(folder) for folder in folders]
+    loaded.sort(key=lambda suite: (suite.examples, len(suite.prompts)))
     return {suite.name: suite for suite in loaded}
 
 
@@ -140,33 +153,6 @@ def dialogues() -> DialogueTemplates:
     """Templates of generated training dialogues."""
     values = read_yaml(FOLDER / "dialogues.yaml")
     return DialogueTemplates.parse(values, where="presets/dialogues.yaml")
-
-
-def read_suite_folder(folder: Path) -> PromptSuite:
-    """A suite from `suite.yaml` and a `CATEGORY.yaml` file of prompts per category.
-
-    A category's file is a list: a string is a prompt of one turn, a list one of several turns, a
-    mapping has `turns` and other fields of `Prompt`.
-
-    Raises ConfigError: naming file, key and value.
-    """
-    where = f"presets/prompts/{folder.name}"
-    prompts: list[dict[str, Any]] = []
-    for file in sorted(folder.glob("*.yaml")):
-        if file.name == "suite.yaml":
-            continue
-        items = read_yaml(file)
-        if not isinstance(items, list):
-            raise ConfigError(f"{where}/{file.name} must be a list of prompts.")
-        prompts += [_prompt_of(item, file.stem, n) for n, item in enumerate(items, start=1)]
-    return PromptSuite.parse({**read_yaml(folder / "suite.yaml"), "prompts": prompts}, where=where)
-
-
-def _prompt_of(item: Any, category: str, number: int) -> dict[str, Any]:
-    fields = (
-        item if isinstance(item, dict) else {"turns": [item] if isinstance(item, str) else item}
-    )
-    return {"category": category, "id": f"{category}-{number}", **fields}
 
 
 def is_trained(method: Mapping[str, Any]) -> bool:

@@ -205,6 +205,14 @@ def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) ->
         choose_items([suite], categories=["maths"])
 
 
+@pytest.mark.parametrize(
+    "prompts", ["x", "[]", "{chat: null}", "{chat: [[[]]]}", "{chat: [{1: 2}]}", "{5: [a]}"]
+)
+def test_prompts_by_category_of_another_form_are_refused(prompts: str) -> None:
+    with pytest.raises(ConfigError, match="prompts"):
+        read_suite_text(f"prompts: {prompts}", "mine.yaml", where="mine.yaml")
+
+
 def test_built_in_suites_have_twenty_prompts_of_each_kind() -> None:
     suites = presets.suites()
     tasks, code, quick = (items_of(suites[name]) for name in ("tasks", "code", "quick"))
