@@ -72,10 +72,7 @@ class RunLog(RunReader):
         self._database.close()
 
     def begin(self, new: NewRun) -> str:
-        """Add a run that is about to start; returns its id.
-
-        Raises StorageError: a label is not a text, or too long.
-        """
+        """Add a run that is about to start; returns its id."""
         values = writing.values_of(
             new,
             id=(run_id := new_id()),

@@ -33,8 +33,6 @@ from storage.schema import (
 
 MAX_NAME_CHARS = 255
 MAX_NOTE_CHARS = 20_000
-MAX_LABEL_CHARS = 64
-MAX_VALUE_CHARS = 500
 MAX_TAG_CHARS = 128
 MAX_TAGS = 50
 IMPORTED = "imported"
@@ -58,12 +56,7 @@ def values_of(run: NewRun | RunDetail, **more: Any) -> dict[str, Any]:
 
 
 def insert(connection: sa.Connection, new: Sequence[Mapping[str, Any]]) -> None:
-    """Write runs from their values: rows, labels and search texts.
-
-    Raises StorageError: a label is not a text, or too long.
-    """
-    for run in new:
-        _check_labels(run["labels"])
+    """Write runs from their values: rows, labels and search texts."""
     for table in (runs, run_details):
         rows = ({**run, "run_id": run["id"]} for run in new)
         names = table.c.keys()
@@ -122,19 +115,6 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     figures = {**metrics, **(metrics.get("time_split") or {})}
     columns = (*FIGURES, "num_accepted", "decode_s")
     return {key: figures[key] for key in columns if figures.get(key) is not None}
-
-
-def _check_labels(new: Mapping[str, str]) -> None:
-    for key, value in new.items():
-        if not (isinstance(key, str) and 1 <= len(key) <= MAX_LABEL_CHARS):
-            raise StorageError(
-                f"A label's name must be text of 1 to {MAX_LABEL_CHARS} characters, got {key!r}."
-            )
-        if not (isinstance(value, str) and len(value) <= MAX_VALUE_CHARS):
-            raise StorageError(
-                f"Label {key} must be text of at most {MAX_VALUE_CHARS} characters, "
-                f"got {value!r:.80}."
-            )
 
 
 def check_known(connection: sa.Connection, run_ids: Sequence[str]) -> None:

@@ -259,6 +259,7 @@ def _parse_non_finite(value: dict[str, Any]) -> Any:
 ID = re.compile(r"[0-9A-Za-z_-]{1,32}")
 YEARS = (1970, 9000)
 MAX_COUNT = 2**31 - 1
+MAX_LABEL_CHARS, MAX_VALUE_CHARS = 64, 500
 
 
 STORED_RUN = TypeAdapter(StoredRun)
@@ -306,6 +307,14 @@ def _run_faults(run: RunDetail) -> Iterator[str]:
         0 < len(tag.strip()) <= MAX_TAG_CHARS for tag in run.tags
     ):
         yield f"tags must be at most {MAX_TAGS}, each of 1 to {MAX_TAG_CHARS} characters."
+    if not all(
+        0 < len(key) <= MAX_LABEL_CHARS and len(value) <= MAX_VALUE_CHARS
+        for key, value in run.labels.items()
+    ):
+        yield (
+            f"labels must have names of 1 to {MAX_LABEL_CHARS} characters and texts of at most "
+            f"{MAX_VALUE_CHARS}."
+        )
     if run.method.get("decoding_type") != run.decoding_type:
         yield f"method must be of decoding_type {run.decoding_type!r:.60}."
     if not all(isinstance(turn.get("role"), str) for turn in run.messages):

@@ -73,6 +73,7 @@ BROKEN: list[tuple[str, Any]] = [
     ("status", "done"),
     ("target", "x" * 300),
     *(("tags", tags) for tags in ([""], ["x" * 129], [str(i) for i in range(51)])),
+    *(("labels", labels) for labels in ({"": "x"}, {"k" * 65: "x"}, {"k": "x" * 501}, {"k": 1})),
     ("created_at", "yesterday"),
     ("method", {"decoding_type": "Medusa"}),
     ("messages", [{"content": "x"}]),
