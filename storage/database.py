@@ -127,7 +127,7 @@ class Database:
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise self._error(error) from error
         except UnicodeEncodeError as error:
-            raise StorageError("A name must be text, got half a surrogate pair.") from error
+            raise StorageError("An id must be text, got half a surrogate pair.") from error
 
     def _migrate(self) -> None:
         """Create the tables, or bring those of an older version up to date."""

@@ -60,17 +60,10 @@ class AnyText(sa.types.TypeDecorator[str]):
 
 
 class Name(AnyText):
-    """A short text that is filtered and sorted by; the NUL that PostgreSQL refuses is escaped."""
+    """A short text that is filtered and sorted by."""
 
     impl = sa.String
     cache_ok = True
-    refused = re.compile("\\x00|\\\\(?=u[0-9a-f]{4})")
-
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        return value if dialect.name == "sqlite" else super().process_bind_param(value, dialect)
-
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> str | None:
-        return value if dialect.name == "sqlite" else super().process_result_value(value, dialect)
 
 
 class Real(sa.Float[float]):

@@ -55,7 +55,7 @@ def test_any_text_round_trips(log: RunLog, text: str) -> None:
     assert log.find(RunQuery(text=text[-2:].upper())).total == 1, "also behind a NUL"
 
 
-def test_a_lone_surrogate_is_read_as_its_escape_and_refused_in_names(log: RunLog) -> None:
+def test_a_lone_surrogate_is_read_as_its_escape_and_refused_in_ids(log: RunLog) -> None:
     method = {"decoding_type": "NGram", "note": [LONE, "🙂", "\\ud800", "\ud83d"]}
     run_id = log.begin(new_run(prompt_text=LONE, method=method))
     log.add_steps(run_id, [replace(step(0), committed_texts=(LONE,))])
@@ -63,10 +63,11 @@ def test_a_lone_surrogate_is_read_as_its_escape_and_refused_in_names(log: RunLog
     assert run.prompt_text == read
     assert run.method["note"] == [read, "🙂", "\\ud800", "\\ud83d"]
     assert log.steps(run_id)[0].committed_texts == (read,)
+    log.annotate(run_id, name=LONE, tags=[LONE])
+    (row,) = log.find(RunQuery(tag=LONE)).rows
+    assert (row.name, row.tags) == (read, (read,))
     with pytest.raises(StorageError, match="surrogate"):
-        log.annotate(run_id, name=LONE)
-    with pytest.raises(StorageError, match="surrogate"):
-        log.annotate(run_id, tags=[LONE])
+        log.get(LONE)
 
 
 def test_step_rows_have_the_fields_of_the_engines_steps() -> None:
