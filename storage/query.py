@@ -220,11 +220,6 @@ class RunReader:
         with self._database.transaction(reading=True) as connection:
             return read_page(connection, query)
 
-    def count(self, query: RunQuery) -> int:
-        """Number of runs that match."""
-        with self._database.transaction(reading=True) as connection:
-            return count_of(connection, query)
-
     def ids(self, query: RunQuery) -> tuple[str, ...]:
         """The ids of all runs that match, in order; limit and offset are ignored."""
         with self._database.transaction(reading=True) as connection:

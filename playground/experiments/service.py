@@ -263,7 +263,7 @@ class Experiments:
     def _report(self, head: BenchmarkHead) -> Report:
         """The cached report, updated when more requests are finished."""
         completed = RunQuery(benchmark_id=head.id, status="completed")
-        version = f"{head.status} {self._log.count(completed)}"
+        version = f"{head.status} {len(self._log.ids(completed))}"
 
         def read(last: Report | None) -> Report:
             known = () if last is None else last[1].requests

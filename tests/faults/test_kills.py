@@ -139,7 +139,7 @@ def answered(folder: Path) -> dict[Any, tuple[int, ...]]:
         (benchmark,) = log.benchmarks.list()
         assert benchmark.status == "completed"
         found = answers(log, benchmark.id)
-        assert len(found) == log.count(RunQuery(status="completed")) == 12
+        assert len(found) == log.find(RunQuery(status="completed")).total == 12
         return found
 
 
