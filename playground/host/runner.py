@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from engine.drafters.base import Drafter
@@ -22,6 +22,7 @@ from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import Prefill, Record, Step
+from engine.tuning import StoppedError
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
@@ -37,8 +38,8 @@ from storage import PLAIN, RunLog
 MAX_WAITING = 32
 RELEASE_S = 60.0
 """Idle seconds after which models are freed that no built drafter needs."""
-Work = Callable[[LiveRun], None]
-"""What the worker does for a run."""
+Work = Callable[[LiveRun], dict[str, Any] | None]
+"""What the worker does for a run; a result, whose `text` says what was done, completes the run."""
 
 
 class QueueFullError(PlaygroundError):
@@ -85,10 +86,9 @@ class EngineHost:
         return self._models.loaded
 
     def load(self, spec: TargetSpec, dtype: str, *, owner: str) -> LiveRun:
-        def work(run: LiveRun) -> None:
+        def work(run: LiveRun) -> dict[str, Any]:
             self.prepare(run, spec, dtype)
-            run.activity = "ready"
-            run.end("completed")
+            return {"text": "ready"}
 
         return self.submit(work, owner=owner)
 
@@ -183,11 +183,22 @@ class EngineHost:
     def _work_loop(self) -> None:
         while (job := self._next_job()) is not None:
             run, work = job
-            fault = attempt(partial(work, run), where=f"run {run.id}")
+            fault = attempt(partial(self._do, work, run), where=f"run {run.id}")
             if isinstance(fault, Fault):
                 run.activity = "failed"
                 run.end("failed", error=fault.sentence)
             attempt(self._models.release, where="freeing models")
+
+    def _do(self, work: Work, run: LiveRun) -> None:
+        try:
+            run.result = work(run)
+        except StoppedError as stopped:
+            run.activity = str(stopped)
+            run.end("cancelled")
+            return
+        if run.result is not None:
+            run.activity = run.result["text"]
+            run.end("completed")
 
     def _next_job(self) -> tuple[LiveRun, Work] | None:
         with self._wake:

@@ -19,7 +19,7 @@ from playground.host.baseline import doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from playground.trees.measurements import EngineJobs, progress_of
+from playground.trees.measurements import progress_of
 from storage import RunLog
 
 KIND = "latency"
@@ -92,8 +92,8 @@ def batch_speedups(
     )
 
 
-def measure_for(host: EngineHost, jobs: EngineJobs, compare_id: str, *, owner: str) -> str:
-    """Queue the timing of batches on a comparison's target; returns the id of the job.
+def measure_for(host: EngineHost, compare_id: str, *, owner: str) -> LiveRun:
+    """Queue the timing of batches on a comparison's target.
 
     Raises ConfigError: no such comparison, or its target is no longer in the catalog.
     """
@@ -102,7 +102,7 @@ def measure_for(host: EngineHost, jobs: EngineJobs, compare_id: str, *, owner: s
         raise ConfigError(f"{run.target} is no longer offered here, so it cannot be measured.")
     spec = host.catalog.target(run.target)
 
-    def work(job: LiveRun) -> dict[str, str]:
+    def work(job: LiveRun) -> dict[str, Any]:
         target = host.prepare(job, spec, run.dtype)
         tell = progress_of(job, "timing verify forwards of several texts")
         latency = measure_batch(target, on_progress=tell)
@@ -110,7 +110,7 @@ def measure_for(host: EngineHost, jobs: EngineJobs, compare_id: str, *, owner: s
         host.log.artifacts.put(KIND, key, meta={"batch": asdict(latency)}, payload=b"")
         return {"text": "measured"}
 
-    return jobs.start(work, owner=owner)
+    return host.submit(work, owner=owner)
 
 
 def _batch_key(target: str, dtype: str, environment: Mapping[str, Any]) -> dict[str, Any]:

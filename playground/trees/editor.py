@@ -18,9 +18,10 @@ from engine.tuning.search import SIZES, BestTree, best_trees, fastest_trees
 from playground.experiments.forms import closest_method
 from playground.host.bounded import BoundedCache
 from playground.host.catalog import Catalog
-from playground.host.runner import EngineHost
+from playground.host.live import LiveRun
+from playground.host.runner import EngineHost, Work
 from playground.trees import files, tables
-from playground.trees.measurements import EngineJobs, Measurements, Work
+from playground.trees.measurements import Measurements
 from playground.trees.methods import TreeMethod, method_rows, tree_method
 from playground.trees.sources import Sources, drafts_of, runs_with
 
@@ -78,7 +79,6 @@ class TreeEditor:
         self._catalog = host.catalog
         self._sources = Sources(host.log, host.catalog)
         self._measurements = Measurements(host, self._sources)
-        self._jobs = EngineJobs(host)
         self._tables = BoundedCache[RankTable](MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
     def start(self, request: TreeRequest) -> dict[str, Any]:
@@ -204,21 +204,35 @@ class TreeEditor:
             config = method.edited(request.tree, request.settings)
             source = request.source or ""
             work = partial(measurements.runs, method=method, config=config, source=source)
-        return {"job": self._jobs.start(work, owner=f"{request.tab}/tree")}
+        return {"job": self._host.submit(work, owner=f"{request.tab}/tree").id}
 
     def job(self, request: TreeRequest) -> dict[str, Any]:
         """The progress of a measurement."""
-        return self._jobs.state(request.require("job"))
+        run = self._job(request)
+        over = run.over.is_set()
+        return {
+            "text": run.status_text(self._host.ahead_of(run)),
+            "progress": run.progress,
+            "over": over,
+            "error": run.error,
+            "end": run.result if over else None,
+        }
 
     def stop(self, request: TreeRequest) -> dict[str, Any]:
         """Stop a measurement."""
-        self._jobs.stop(request.require("job"))
+        self._job(request).cancel()
         return {}
 
     # ---- parts of a request
 
     def _method(self, request: TreeRequest) -> TreeMethod:
         return self._sources.resolve(tree_method(self._catalog, request.method, request.target))
+
+    def _job(self, request: TreeRequest) -> LiveRun:
+        run = self._host.runs.get(request.require("job"))
+        if run is None:
+            raise ConfigError("This measurement no longer exists. Start it again.")
+        return run
 
     def _table(self, request: TreeRequest) -> RankTable:
         source = request.require("source")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +9,7 @@ from engine.config import Limits, Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, validate_choice
+from engine.errors import validate_choice
 from engine.tuning import OnProgress, StoppedError
 from playground.experiments.plan import Item
 from playground.experiments.prompts import items_of, sample_evenly
@@ -21,8 +20,6 @@ from playground.trees.methods import TreeMethod
 from playground.trees.sources import RECENT, Sources, drafts_of
 from playground.trees.tables import make_table
 
-Work = Callable[[LiveRun], dict[str, Any]]
-"""Runs on the engine's thread; the page receives its return value."""
 TEXT_TOKENS = 128
 """New tokens of every text that is written for a measurement."""
 
@@ -134,56 +131,6 @@ class Measurements:
         spec, loaded = self._host.catalog.target(target), self._host.loaded
         dtype = loaded.dtype_name if loaded is not None and loaded.name == spec.name else "auto"
         self._host.prepare(run, spec, dtype)
-
-
-class EngineJobs:
-    """The page's long-running jobs by id, which run on the engine's thread and can be stopped."""
-
-    def __init__(self, host: EngineHost) -> None:
-        self._host = host
-
-    def start(self, work: Work, *, owner: str) -> str:
-        """Queue a job; an unfinished one of the same owner is stopped.
-
-        Raises QueueFullError: too many are waiting.
-        """
-        return self._host.submit(lambda run: self._do(run, work), owner=owner).id
-
-    def _do(self, run: LiveRun, work: Work) -> None:
-        try:
-            run.result = work(run)
-        except StoppedError as stopped:
-            run.activity = str(stopped)
-            run.end("cancelled")
-            return
-        run.activity = str(run.result.get("text", "done"))
-        run.end("completed")
-
-    def state(self, job: str) -> dict[str, Any]:
-        """The state of a job: text, progress, whether it is over, error, result.
-
-        Raises ConfigError: there is no such job.
-        """
-        run = self._of(job)
-        over = run.over.is_set()
-        ahead = 0 if over else self._host.ahead_of(run)
-        return {
-            "text": run.status_text(ahead),
-            "progress": run.progress,
-            "over": over,
-            "error": run.error,
-            "end": run.result if over else None,
-        }
-
-    def stop(self, job: str) -> None:
-        """Raises ConfigError: there is no such job."""
-        self._of(job).cancel()
-
-    def _of(self, job: str) -> LiveRun:
-        run = self._host.runs.get(job)
-        if run is None:
-            raise ConfigError("This measurement no longer exists. Start it again.")
-        return run
 
 
 def progress_of(run: LiveRun, words: str) -> OnProgress:

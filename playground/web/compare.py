@@ -39,7 +39,6 @@ from playground.host.request import DTYPES, FormValues, read_run_id, texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.trees.batches import BatchReport, batch_report, measure_for
-from playground.trees.measurements import EngineJobs
 from playground.web.address import link_params, switch_to
 from playground.web.components import (
     module_component,
@@ -283,11 +282,10 @@ class ComparePage:
         )
         self.stop.click(self.stop_run, tab_and_panels, None, api_name="stop_compare", **UNQUEUED)
         save_on_click(self.share, self._page, [self.panels], self.share_message)
-        jobs = EngineJobs(self.host)
 
         async def predict(tab: Any, panels: Any, request: gr.Request) -> AsyncIterator[str]:
             owner, compare_id = f"{owner_of(tab, request)}/batch", compare_of(panels)
-            async for html in batch_report_messages(self.host, jobs, compare_id, owner):
+            async for html in batch_report_messages(self.host, compare_id, owner):
                 yield html
 
         self.predict.click(predict, tab_and_panels, self.prediction, **QUEUED)
@@ -366,19 +364,19 @@ def compare_of(panels: Any) -> str:
 
 
 async def batch_report_messages(
-    host: EngineHost, jobs: EngineJobs, compare_id: str, owner: str
+    host: EngineHost, compare_id: str, owner: str
 ) -> AsyncIterator[str]:
     """Yields the table; before it, the progress of measuring what it needs (half a minute)."""
     try:
         read = partial(batch_report, host.log, host.catalog, read_run_id(compare_id))
         report = await run_sync(read)
         if report is None:
-            job = await run_sync(partial(measure_for, host, jobs, compare_id, owner=owner))
-            while not (state := jobs.state(job))["over"]:
-                yield sentence_html(f"{state['text']} …")
+            job = await run_sync(partial(measure_for, host, compare_id, owner=owner))
+            while not job.over.is_set():
+                yield sentence_html(f"{job.status_text(host.ahead_of(job))} …")
                 await asyncio.sleep(POLL_S)
-            if state["error"]:
-                yield sentence_html(Fault(state["error"], expected=True))
+            if job.error:
+                yield sentence_html(Fault(job.error, expected=True))
                 return
             report = await run_sync(read)
     except Exception as error:

@@ -19,7 +19,6 @@ from playground.experiments.report.explain import balance_of
 from playground.experiments.report.statistics import Totals
 from playground.host.runner import EngineHost
 from playground.trees.batches import batch_report, batch_speedups
-from playground.trees.measurements import EngineJobs
 from playground.web.compare import batch_report_messages
 from storage import RunLog
 from tests.playground.asks import WAIT_S
@@ -58,7 +57,7 @@ def test_a_comparison_tells_what_is_left_once_its_machine_is_measured(
 
     async def ask() -> list[str]:
         said = []
-        async for html in batch_report_messages(host, EngineJobs(host), compare_id, "tab"):
+        async for html in batch_report_messages(host, compare_id, "tab"):
             said.append(html)
             if "timing verify forwards of several texts" in html:
                 shown.set()
