@@ -134,22 +134,16 @@ class Artifacts:
         *,
         meta: Mapping[str, Any],
         payload: bytes,
-        run_id: str | None = None,
         benchmark_id: str | None = None,
     ) -> str:
         """Store bytes under a kind and a key; returns the artifact's id.
 
-        Replaces an older artifact of the same kind, key, run and benchmark.
+        Replaces an older artifact of the same kind, key and benchmark.
 
-        Raises StorageError: there is no such run or benchmark.
+        Raises StorageError: there is no such benchmark.
         """
         artifact_id = new_id()
-        place = {
-            "kind": kind,
-            "key_digest": digest(key),
-            "run_id": run_id,
-            "benchmark_id": benchmark_id,
-        }
+        place = {"kind": kind, "key_digest": digest(key), "benchmark_id": benchmark_id}
         new = artifacts.insert().values(id=artifact_id, key=key, meta=meta, payload=payload)
 
         def write(connection: sa.Connection) -> None:

@@ -52,11 +52,9 @@ def copy(source: Database, into: Database) -> Generator[CopyProgress, None, None
             advisory_lock(connection, "import")
             progress.runs += write_whole(connection, batch)
         yield progress
-    ended = [
-        sa.or_(key.is_(None), key.not_in(sa.select(table.c.id).where(table.c.status == "running")))
-        for key, table in ((artifacts.c.run_id, runs), (artifacts.c.benchmark_id, benchmarks))
-    ]
-    progress.artifacts = _copy(source, into, artifacts, *ended)
+    own, going = artifacts.c.benchmark_id, sa.select(benchmarks.c.id)
+    ended = own.is_(None) | own.not_in(going.where(benchmarks.c.status == "running"))
+    progress.artifacts = _copy(source, into, artifacts, ended)
     yield progress
 
 

@@ -218,7 +218,6 @@ class Artifact:
     meta: Mapping[str, Any]
     created_at: datetime
     """Aware, UTC."""
-    run_id: str | None
     benchmark_id: str | None
 
 

@@ -262,7 +262,7 @@ artifacts = Table(
     Column("key_digest", String(64), nullable=False),  # of key, which may be long
     Column("key", Json, nullable=False),
     Column("meta", Json, nullable=False),
-    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE")),
+    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE")),  # unused
     Column("benchmark_id", ForeignKey("benchmarks.id", ondelete="CASCADE")),
     Column("created_at", Utc, nullable=False, default=now),
     Column("payload", sa.LargeBinary, nullable=False),

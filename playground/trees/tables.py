@@ -97,8 +97,6 @@ def make_table(
 ) -> tuple[str, RankTable]:
     """Measure a method's rank table on stored texts and store it; returns its artifact id, too.
 
-    A table of a single run belongs to that run.
-
     Args:
         benchmark_id: the benchmark of the runs, to which the table then belongs.
 
@@ -117,14 +115,11 @@ def save_table(
 ) -> str:
     """Store a table; returns its id. Replaces an older one of the same texts and method."""
     key = {name: table.about[name] for name in ("target", "dtype")} | {"method": method_key(config)}
-    sources = list(table.about["sources"])
-    run_id = sources[0] if len(sources) == 1 and benchmark_id is None else None
-    if benchmark_id is None and run_id is None:
-        key["runs"] = sources
+    if benchmark_id is None:
+        key["runs"] = list(table.about["sources"])
     meta = {"positions": table.num_positions, "texts": table.num_texts}
-    return log.artifacts.put(
-        KIND, key, meta=meta, payload=table.to_bytes(), run_id=run_id, benchmark_id=benchmark_id
-    )
+    payload = table.to_bytes()
+    return log.artifacts.put(KIND, key, meta=meta, payload=payload, benchmark_id=benchmark_id)
 
 
 def find_tables(log: RunLog, *, target: str, config: MethodConfig) -> list[Artifact]:

@@ -84,7 +84,7 @@ def test_measuring_again_replaces_the_table_and_other_trees_find_it(
     one, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
     again, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
     assert {*tables_for(log, case, other_tree)} == {newer, again}
-    of_run = [a.id for a in log.artifacts.find("ranks") if a.run_id == run_ids[0]]
+    of_run = [a.id for a in log.artifacts.find("ranks") if a.key["runs"] == run_ids[:1]]
     assert of_run == [again] != [one]
     weights = case.config.replace(speculative_model="other")
     assert tables_for(log, case, weights) == []

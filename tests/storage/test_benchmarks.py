@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage import RunLog, StorageError
-from tests.storage.conftest import begun_benchmark, finished_run, other_process
+from tests.storage.conftest import begun_benchmark, other_process
 
 PLAN = {"suite": "starter", "repeats": 3}
 
@@ -55,17 +55,15 @@ def test_an_artifact_is_found_by_its_key_and_replaces_an_equal_one(log: RunLog) 
     assert log.artifacts.find("ranks", key) == () and log.artifacts.find("latency", {}) == ()
 
 
-def test_artifacts_of_runs_and_benchmarks_stay_side_by_side(log: RunLog) -> None:
-    run_id, benchmark_id = finished_run(log), begun_benchmark(log)
+def test_artifacts_of_benchmarks_and_of_none_stay_side_by_side(log: RunLog) -> None:
+    benchmark_id = begun_benchmark(log)
     for _ in range(2):  # the second of each replaces the first
         ids = [
-            log.artifacts.put("ranks", {}, meta={}, payload=b"", run_id=run_id),
             log.artifacts.put("ranks", {}, meta={}, payload=b"", benchmark_id=benchmark_id),
             log.artifacts.put("ranks", {}, meta={}, payload=b""),
         ]
     assert [a.id for a in log.artifacts.find("ranks", {})] == ids[::-1]
-    assert [a.id for a in log.artifacts.find("ranks") if a.run_id == run_id] == [ids[0]]
-    assert [a.id for a in log.artifacts.find("ranks", benchmark_id=benchmark_id)] == [ids[1]]
+    assert [a.id for a in log.artifacts.find("ranks", benchmark_id=benchmark_id)] == [ids[0]]
 
 
 def test_unknown_benchmarks_and_deleted_artifacts_are_refused(log: RunLog) -> None:
@@ -77,4 +75,4 @@ def test_unknown_benchmarks_and_deleted_artifacts_are_refused(log: RunLog) -> No
     with pytest.raises(StorageError, match=artifact_id):
         log.artifacts.payload(artifact_id)
     with pytest.raises(StorageError, match="(?i)foreign key"):
-        log.artifacts.put("tree", {}, meta={}, payload=b"", run_id="nobody")
+        log.artifacts.put("tree", {}, meta={}, payload=b"", benchmark_id="nobody")

@@ -64,7 +64,7 @@ def filled(log: RunLog) -> list[str]:
         text="a",
     )
     log.artifacts.put("latency", {"a": 1}, meta={"b": [math.nan]}, payload=b"\x00\xff" * 100)
-    log.artifacts.put("ranks", {}, meta={}, payload=b"r", run_id=digits)
+    log.artifacts.put("ranks", {}, meta={}, payload=b"r", benchmark_id=benchmark_id)
     return [odd, of_benchmark, hidden, digits]
 
 
@@ -74,7 +74,8 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
     going = source.begin(new_run())
     source.add_prefill(going, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
     source.add_steps(going, [step(0)])
-    source.artifacts.put("ranks", {}, meta={}, payload=b"s", run_id=going)
+    of_going = begun_benchmark(source)
+    source.artifacts.put("ranks", {}, meta={}, payload=b"s", benchmark_id=of_going)
     for again in (False, True):
         *_, found = into.copy_from(source)
         assert (found.runs, found.present) == ((0, 4) if again else (4, 0)) and found.running == 1
@@ -82,13 +83,13 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
     assert all_ids(into) == sorted(ids)
     for run_id in ids:
         assert repr(whole(into, run_id)) == repr(whole(source, run_id))
-    (here,), (there,) = source.benchmarks.list(), into.benchmarks.list()
-    assert repr(here) == repr(there)
+    (there,) = into.benchmarks.list()
+    assert repr(source.benchmarks.head(there.id)) == repr(there)
     for artifact in source.artifacts.find("latency"):
         (copied,) = into.artifacts.find("latency")
         assert repr(copied) == repr(artifact)
         assert into.artifacts.payload(copied.id) == source.artifacts.payload(artifact.id)
-    assert [one.run_id for one in into.artifacts.find("ranks")] == ids[-1:]
+    assert [one.benchmark_id for one in into.artifacts.find("ranks")] == [there.id]
     names = [one.name for one in into.experiments.page(RunQuery()).rows if hasattr(one, "key")]
     assert names == ["näme", ""], "the odd run came without its benchmark"
     assert into.ids(RunQuery(text="NÄME", labels={"turn": "0"}, tag="a")) == (ids[0],)

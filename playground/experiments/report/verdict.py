@@ -327,7 +327,6 @@ def audit_divergences(
                 {"own": own.run_id, "plain": plain.run_id},
                 meta=asdict(result),
                 payload=b"",
-                run_id=own.run_id,
                 benchmark_id=benchmark_id,
             )
 
