@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from playground.cli.streams import (
     note,
     read_stdin,
     until_interrupt,
+    write_files,
     write_output,
 )
 
@@ -77,7 +78,7 @@ def generate(options: GenerateOptions) -> None:
     import presets
     from playground.host.live import LiveRun
     from playground.host.recording import decode_and_record
-    from playground.host.trace import TraceFile
+    from playground.host.trace import jsonl_trace
     from storage import RunLog
 
     config, sampling = options.config(), options.sampling
@@ -85,6 +86,8 @@ def generate(options: GenerateOptions) -> None:
     limits = options.limits(**stops)
     streams = not options.as_json and not limits.stop
     run = LiveRun(owner="")
+    if options.trace:  # a file that cannot be written is refused before the run
+        write_files(options.trace.parent, {options.trace.name: ""})
     with ExitStack() as stack:
         spec = presets.resolve(options.target)
         models = stack.enter_context(options.models(spec, options.dtype))
@@ -93,12 +96,8 @@ def generate(options: GenerateOptions) -> None:
             note(remark)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
-        trace = None
-        if options.trace is not None:
-            file = TraceFile(options.trace, target, config, prompt_ids, sampling, limits)
-            trace = stack.enter_context(closing(file))
         stopped = stack.enter_context(until_interrupt())
-        output = _Output(run if streams else None, None if trace is None else trace.write)
+        output = _Output(run if streams else None)
         decode_and_record(
             log,
             target,
@@ -113,10 +112,14 @@ def generate(options: GenerateOptions) -> None:
             messages=messages,
             run=run,
         )
+        assert run.log_id is not None
+        stored = log.read_whole(run.log_id) if options.trace else None
     if options.as_json:
         write_output(_json(options, target.name, config, run, output.token_ids), None)
     else:
         _print_rest(options, config, run, output.pieces)
+    if options.trace and stored:
+        write_files(options.trace.parent, {options.trace.name: jsonl_trace(stored)})
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -161,17 +164,15 @@ def _print_rest(
 class _Output:
     """Collects a run's token ids, and prints its text as it streams."""
 
-    def __init__(self, streamed: LiveRun | None, trace: Callable[[Record], None] | None) -> None:
+    def __init__(self, streamed: LiveRun | None) -> None:
         self.token_ids: tuple[int, ...] = ()
         self.pieces: list[str] = []
-        self._streamed, self._trace = streamed, trace
+        self._streamed = streamed
 
     def add(self, record: Record) -> None:
         """Process a record of the decode loop."""
         from engine.steps import End
 
-        if self._trace is not None:
-            self._trace(record)
         if isinstance(record, End):
             self.token_ids = record.output_ids
         if self._streamed is not None and (new := self._streamed.pieces(len(self.pieces))):

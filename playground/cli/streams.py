@@ -63,7 +63,7 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--output: {write_error_text(folder, error)}") from error
+        raise ConfigError(write_error_text(folder, error)) from error
     return [folder / name for name in texts]
 
 

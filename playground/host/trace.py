@@ -1,97 +1,37 @@
-"""Traces of a run: a JSON object per line while it is written, or slices for a trace viewer."""
+"""Traces of a stored run: a JSON object per line, or slices for a trace viewer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from engine.config import Limits, Sampling
-from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
-from engine.metrics import Tally, TimeSplit
-from engine.model.target import Target
-from engine.model.text import whole_text
-from engine.safe_text import json_text, write_error_text
-from engine.steps import End, Record, Step
+from engine.metrics import TimeSplit
+from engine.safe_text import json_text
 from storage import StoredRun
 
+RUN_FIELDS = ("target", "method", "prompt_ids", "sampling", "dtype", "device")
 STEP_FIELDS = ("index", "tokens", "parents", "accepted", "bonus", "bypass", "draft_s", "verify_s")
 
 
-class TraceFile:
-    """Writes a run's records as they arrive."""
-
-    def __init__(
-        self,
-        path: Path,
-        target: Target,
-        method: MethodConfig,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        limits: Limits,
-    ) -> None:
-        """Open the file and write the line of the run.
-
-        Raises ConfigError: the file cannot be written.
-        """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        self._path = path
-        self._tokenizer, self._limits = target.tokenizer, limits
-        self._tally = Tally()
-        self._line(
-            {
-                "type": "run",
-                "target": target.name,
-                "method": method.model_dump(mode="json"),
-                "prompt_ids": prompt_ids,
-                "sampling": sampling.model_dump(mode="json"),
-                "dtype": target.dtype_name,
-                "device": str(target.device),
-            }
-        )
-
-    def close(self) -> None:
-        with suppress(OSError):  # reported by the write
-            self._stream.close()
-
-    def write(self, record: Record) -> None:
-        """Append a record; the prefill has no line of its own."""
-        self._tally.add(record)
-        if isinstance(record, Step):
-            line = {"type": "step", **{name: getattr(record, name) for name in STEP_FIELDS}}
-            self._line({**line, "other_s": record.accept_s + record.other_s})
-        elif isinstance(record, End):
-            metrics = self._tally.metrics
-            self._line(
-                {
-                    "type": "end",
-                    "output_ids": record.output_ids,
-                    "text": whole_text(self._tokenizer, record.output_ids, self._limits),
-                    "finish_reason": record.finish_reason,
-                    "steps": record.num_steps,
-                    "mat": metrics.mat,
-                    "tok_s": metrics.tok_s,
-                    "ttft_s": metrics.ttft_s,
-                }
-            )
-
-    def _line(self, line: Mapping[str, Any]) -> None:
-        """Flushed, so that a killed run leaves whole lines."""
-        try:
-            self._stream.write(json_text(line) + "\n")
-            self._stream.flush()
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--trace: {write_error_text(path, error)}")
+def jsonl_trace(stored: StoredRun) -> str:
+    """A run as lines of JSON: its settings, every step, and how it ended."""
+    run = stored.run
+    lines = [{"type": "run", **{name: getattr(run, name) for name in RUN_FIELDS}}]
+    for step in stored.steps:
+        line = {"type": "step", **{name: getattr(step, name) for name in STEP_FIELDS}}
+        lines.append({**line, "other_s": step.accept_s + step.other_s})
+    lines.append(
+        {
+            "type": "end",
+            "output_ids": run.output_ids,
+            "text": run.text,
+            "finish_reason": run.finish_reason,
+            "steps": run.num_steps,
+            "mat": run.mat,
+            "tok_s": run.tok_s,
+            "ttft_s": run.ttft_s,
+        }
+    )
+    return "".join(json_text(line) + "\n" for line in lines)
 
 
 def chrome_trace(stored: StoredRun) -> str:

@@ -151,7 +151,7 @@ def test_a_full_disk_is_named_with_its_place_wherever_something_is_written(full:
     fault = attempt(lambda: _fill(full), where="saving a file")
     assert isinstance(fault, Fault) and fault.expected
     assert "cannot be written: the disk is full" in fault.sentence
-    with pytest.raises(ConfigError, match="--output: /dev cannot be written: the disk is full"):
+    with pytest.raises(ConfigError, match="/dev cannot be written: the disk is full"):
         write_files(full.parent, {full.name: "x" * 100_000})
 
 
