@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.errors import ConfigError
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.experiment import Experiment
 from playground.experiments.measurement import Prompt, Summary
 from playground.experiments.plan import ExperimentPlan, Request
 from playground.experiments.report.report import Results, read_results
-from playground.host.live import LiveRun, LiveRuns
+from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from playground.host.stream import (
     TICK_S,
@@ -30,12 +29,9 @@ from playground.host.stream import (
     follow,
     initial_message,
     run_meta,
-    stored_run,
 )
-from storage import RunLog, RunQuery, StepRow
+from storage import RunLog, RunQuery
 
-MAX_RUNS = 8
-"""Runs that race at once."""
 RunKey = tuple[str, int, str]
 """Prompt, repeat, configuration."""
 
@@ -265,31 +261,3 @@ def _panel_meta(
         prompt=prompt,
         messages=messages,
     )
-
-
-# ---- the recorded clocks
-
-
-def race_clocks(runs: LiveRuns, log: RunLog, run_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Of every run: `at_s`, seconds from its request to each commit, and `num` committed there.
-
-    Entry 0 is the prefill's first token; entry n is step n - 1, as the step records have it.
-    """
-    if len(run_ids) > MAX_RUNS:
-        raise ConfigError(f"At most {MAX_RUNS} runs race at once, got {len(run_ids)}.")
-    return [_clock(runs, log, run_id) for run_id in run_ids]
-
-
-def _clock(runs: LiveRuns, log: RunLog, run_id: str) -> dict[str, Any]:
-    live = runs.get(run_id)
-    ttft_s: float | None
-    rows: Sequence[StepRow] | None = None
-    if live is not None and live.first is not None:
-        ttft_s, rows = live.first.ttft_s, live.rows.read(0)
-    if rows is None:
-        detail = stored_run(log, run_id if live is None else live.log_id or run_id)
-        begun = detail.first_token_id is not None
-        ttft_s, rows = (detail.ttft_s or 0.0, log.steps(detail.id)) if begun else (None, ())
-    commits = [] if ttft_s is None else [(ttft_s, 1)]
-    commits += [(row.at_s, row.num_committed) for row in rows]
-    return {"run": run_id, "at_s": [at for at, _ in commits], "num": [num for _, num in commits]}

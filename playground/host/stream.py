@@ -4,11 +4,11 @@ A stream sends about twenty idempotent messages a second for one to four runs. A
 `stream` (its stream's id), `seq` (its number), the runs' metas, and per run: new events, status,
 figures and, once, how it ended. A lost message is repaired by `History.since`.
 
-An event is `[run, n, pieces, accepted, kind, rejected, drafted, ms]`, `ms` being the milliseconds
-of each part of a `TimeSplit`. n counts a run's events from the prefill (0), so that the panel can
-ignore repeated events and request missing ones. Events are sent as JSON text: Gradio sends a
-yielded value as edits of the previous one, and its edits of nested lists remove the wrong items
-when several of them shrink.
+An event is `[run, n, pieces, accepted, kind, rejected, drafted, ms, at_s]`: `ms` has the
+milliseconds of each part of a `TimeSplit`, `at_s` is the time since the request. n counts a run's
+events from the prefill (0), so that the panel can ignore repeated events and request missing ones.
+Events are sent as JSON text: Gradio sends a yielded value as edits of the previous one, and its
+edits of nested lists remove the wrong items when several of them shrink.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def step_event(run_id: str, row: StepRow) -> Event:
         _rejected(row),
         len(row.tokens) - 1,
         [round(1000 * seconds, 3) for seconds in astuple(TimeSplit.of(row))],
+        row.at_s,
     ]
 
 
@@ -244,8 +245,9 @@ def events_of(run: LiveRun, start: int, log: RunLog | None = None) -> list[Event
         rows = log.steps(run.log_id or "", at, at + MAX_EVENTS)
     if rows is None:
         return None
-    prefill = [[run.id, 0, [run.first.text], 0, PREFILL, [], 0, []]] if start == 0 else []
-    return prefill + [step_event(run.id, row) for row in rows]
+    first, steps = run.first, [step_event(run.id, row) for row in rows]
+    prefill = [run.id, 0, [first.text], 0, PREFILL, [], 0, [], first.ttft_s]
+    return steps if start else [prefill, *steps]
 
 
 def status_of(run: LiveRun, ahead: int, stored: RunDetail | None = None) -> dict[str, Any]:

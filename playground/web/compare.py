@@ -41,9 +41,10 @@ from playground.host.stream import History
 from playground.trees.batches import BatchReport, batch_report, measure_for
 from playground.web.address import link_params, switch_to
 from playground.web.components import (
+    RunQuestion,
     module_component,
     panel_functions,
-    race_functions,
+    server_function,
     text_of,
 )
 from playground.web.configurations import ConfigurationPicker, read_configurations
@@ -241,7 +242,10 @@ class ComparePage:
             "compare/comparison.js",
             template=TEMPLATE,
             css=["panel/panel.css", "compare/compare.css"],
-            functions=[*panel_functions(self.history), *race_functions(self.host, self.history)],
+            functions=[
+                *panel_functions(self.history),
+                server_function("show", RunQuestion, lambda q: self.history.show(q.run)),
+            ],
             events=["begun"],
             arguments={"formulas": FORMULAS, "placeholder": PLACEHOLDER},
             elem_id="pg-cmp-results",

@@ -24,9 +24,7 @@ from starlette.types import Scope
 from engine.config import Settings
 from engine.metrics import FORMULAS
 from playground.errors import Fault, attempt
-from playground.experiments.comparison import MAX_RUNS, race_clocks
 from playground.host.live import RunId
-from playground.host.runner import EngineHost
 from playground.host.stream import History
 
 STATIC = Path(__file__).parent / "static"
@@ -144,27 +142,6 @@ def panel_functions(history: History) -> list[ServerFunction]:
         "trace": lambda q: history.trace(q.run),
     }
     return [server_function(name, RunQuestion, answer) for name, answer in answers.items()]
-
-
-class RaceQuestion(Settings):
-    """The runs of a race."""
-
-    runs: list[RunId] = Field(min_length=1, max_length=MAX_RUNS)
-
-
-def race_functions(host: EngineHost, history: History) -> list[ServerFunction]:
-    """Functions for the race: `clocks` (times of commits) and `metas` (facts for the panels)."""
-
-    def clocks(question: RaceQuestion) -> Answer:
-        return {"clocks": race_clocks(host.runs, host.log, question.runs)}
-
-    def metas(question: RaceQuestion) -> Answer:
-        return {"runs": [meta for run in question.runs for meta in history.show(run)["runs"]]}
-
-    return [
-        server_function("clocks", RaceQuestion, clocks),
-        server_function("metas", RaceQuestion, metas),
-    ]
 
 
 # ---- modules: served beside the page, under a URL that changes with their content

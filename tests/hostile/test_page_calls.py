@@ -39,8 +39,7 @@ RUN = "0123456789abcdef"
 QUESTIONS: dict[str, dict[str, Any]] = {
     "since": {"run": RUN, "have": 0},
     "step": {"run": RUN, "index": 0},
-    "clocks": {"runs": [RUN]},
-    "metas": {"runs": [RUN]},
+    "show": {"run": RUN},
     "start": {"target": "tiny", "method": "scripted", "link": None},
     "table": {"source": "stock", "target": "tiny", "method": "scripted"},
     "drafted": {"run": RUN, "step": 0},

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from engine import formats
 from engine.metrics import speedup, tok_s
 from playground.cli.main import app
-from playground.experiments.comparison import race_clocks
 from playground.experiments.finished import FinishedRequest, finished_requests
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
@@ -172,8 +171,8 @@ def from_openai(one: OneRun) -> dict[str, Any]:
 
 
 def from_race(one: OneRun) -> dict[str, Any]:
-    (clock,) = race_clocks(LiveRuns(), one.log, [one.detail.id])
-    tokens, at_s = sum(clock["num"]), clock["at_s"]
+    events = History(LiveRuns(), one.log).since(one.detail.id, 0)["ev"]
+    tokens, at_s = sum(len(event[2]) for event in events), [event[8] for event in events]
     raced = {"num_new_tokens": tokens, "tok_s": (tokens - 1) / (at_s[-1] - at_s[0])}
     return {**one.expected, **raced, "ttft_s": at_s[0], "num_steps": len(at_s) - 1}
 

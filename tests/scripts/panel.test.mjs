@@ -226,7 +226,7 @@ async function onPage(work) {
 const triggeredBy = (messages) => onPage(async () => {
   const { Panels } = await import("../../playground/web/static/panel/panels.js");
   const events = [];
-  const panels = Object.create(Panels.prototype, { isSilent: { value: false } });
+  const panels = Object.create(Panels.prototype);
   Object.assign(panels, {
     component: { trigger: (name) => events.push(name), element: { dataset: {} }, server: {} },
     options: {}, host: { dataset: {} }, panels: [{ open() {}, status() {}, text: { unread: [] } }], stream: null, seq: -1,

@@ -1,4 +1,4 @@
-"""The stream to the Compare page, and its links."""
+"""The stream to the Compare page, its links, and the times of the race."""
 
 from __future__ import annotations
 
@@ -82,6 +82,18 @@ def test_a_link_shows_the_same_from_the_log_alone(
     assert [meta["id"] for meta in again["runs"]] == [meta["id"] for meta in last["runs"]]
     with pytest.raises(ConfigError, match="nothing"):
         stored_race(host, "nothing")
+
+
+def test_events_have_the_stored_step_times(
+    shown: tuple[Comparison, Messages], history: History, log: RunLog
+) -> None:
+    for run in [meta["id"] for meta in shown[1][-1]["runs"]]:
+        detail, events = log.get(run), history.since(run, 0)["ev"]
+        assert detail is not None
+        stored_s = [detail.ttft_s, *(step.at_s for step in log.steps(run))]
+        assert [event[8] for event in events] == stored_s
+        assert sum(len(event[2]) for event in events) == len(detail.output_ids)
+        assert events == History(LiveRuns(), log).since(run, 0)["ev"]
 
 
 def test_a_link_of_a_comparison_fills_the_form(host: EngineHost, log: RunLog) -> None:

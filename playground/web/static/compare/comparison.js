@@ -3,7 +3,7 @@ import { show } from "../address.js";
 import {
   ask, clip, h, onValue, part, plural, progressBar, showAlert, showProgress, wantsStill,
 } from "../kit.js";
-import { Panels, SILENCE_MS } from "../panel/panels.js";
+import { Panels } from "../panel/panels.js";
 import { Race, Racer } from "./race.js";
 
 const LOAD_MS = 40;
@@ -29,14 +29,6 @@ class Comparison {
     this.reportText = "";
     this.racedStream = null;
     this.wasRunning = false;
-    setInterval(() => this.checkServer(), SILENCE_MS);
-  }
-
-  // Checks that the server still responds while a running comparison sends nothing.
-  async checkServer() {
-    if (!this.wasRunning || !this.panels.isSilent) return;
-    const { gone, error } = await ask(this.component.server.clocks({ runs: ["-"] }));
-    if (gone && this.wasRunning) this.showState({ text: "no answer", state: FAILED, error });
   }
 
   /** @param {any} message the component's value */
@@ -88,14 +80,8 @@ class Comparison {
       await new Promise((resolve) => { setTimeout(resolve, LOAD_MS); });
     }
     if (stream !== panels.stream) return;
-    const runs = [...panels.byRun.keys()];
-    const answer = runs.length ? await ask(this.component.server.clocks({ runs })) : { clocks: [] };
-    if (stream !== panels.stream) return;
-    if (answer.error) { showAlert(this.alert, answer.error); return; }
-    const racers = answer.clocks.flatMap((clock) => {
-      const panel = panels.byRun.get(clock.run);
-      return panel?.track ? new Racer(clock, panel, panel.track, this.speedupOf(clock.run)) : [];
-    });
+    const racers = [...panels.byRun].map(([run, panel]) =>
+      new Racer(panel, panel.track, this.speedupOf(run)));
     this.race.load(racers);
     this.component.element.dataset.final = "true";
     if (autoplay && !wantsStill() && racers.length > 1) { this.race.seek(0); this.race.play(); }
@@ -134,10 +120,13 @@ class Comparison {
         .map((row) => row[3]));
     if (!wanted.length) return;
     this.component.element.dataset.final = "false";
-    const answer = await ask(this.component.server.metas({ runs: wanted }));
-    if (answer.error) { showAlert(this.alert, answer.error); return; }
+    const { server } = this.component;
+    const answers = await Promise.all(wanted.map((run) => ask(server.show({ run }))));
+    const error = answers.find((answer) => answer.error)?.error;
+    if (error) { showAlert(this.alert, error); return; }
     this.race.clear();
-    this.panels.begin({ stream: `local ${wanted[0]}`, runs: answer.runs, resync: true });
+    this.panels.begin({ stream: `local ${wanted[0]}`, resync: true,
+      runs: answers.flatMap((answer) => answer.runs) });
     this.panels.resync();
     this.raceWhenComplete(false);
   }

@@ -21,21 +21,19 @@ export const numReached = (moments, ms) => moments.findLastIndex((at) => at <= m
 /** One run of the race: its commits, its lane, and the tokens of its panel. */
 export class Racer {
   /**
-   * @param {{ run: string, at_s: number[], num: number[] }} clock when its commits happened, in seconds
-   *   from the request, and how many tokens each has; entry 0 is the prefill's token, entry n is step n - 1
    * @param {import("../panel/panel.js").Panel} panel
    * @param {Track} track
    * @param {string} speedup of its configuration, as the table has it
    */
-  constructor(clock, panel, track, speedup) {
+  constructor(panel, track, speedup) {
     this.panel = panel;
-    this.clock = clock;
+    this.events = track.events;
     this.atMs = [];
     this.endMs = 0;
     this.setStart(false);
     this.numBefore = [0];
-    for (const num of clock.num) this.numBefore.push(this.numBefore[this.numBefore.length - 1] + num);
-    this.total = this.numBefore[this.numBefore.length - 1];
+    for (const [, n, pieces] of this.events) this.numBefore.push(this.numBefore[n] + pieces.length);
+    this.total = track.numTokens;
     this.shown = this.atMs.length;
     // Spans by commit; spans without a commit of their own belong to the last one.
     /** @type {HTMLElement[][]} */
@@ -48,21 +46,21 @@ export class Racer {
     this.count = h("span", { class: "lane-count" });
     this.speedup = h("span", { class: "lane-speedup",
       tabindex: "0", "data-about": "the table's speedup: decoding only, over all prompts and repeats" }, speedup);
-    this.lane = laneOf(track.meta.title, [...this.blocks(track), this.cover], this.count, this.time,
+    this.lane = laneOf(track.meta.title, [...this.blocks(), this.cover], this.count, this.time,
       this.speedup);
-    this.lane.dataset.run = clock.run;
+    this.lane.dataset.run = track.meta.id;
   }
 
   /** @param {boolean} withPrefill whether the clock starts at the request or at the first token */
   setStart(withPrefill) {
-    const { at_s: at } = this.clock, start = withPrefill ? 0 : at[0] ?? 0;
+    const at = this.events.map((event) => event[8]), start = withPrefill ? 0 : at[0] ?? 0;
     this.atMs = at.map((moment) => Math.round(1000 * (moment - start)));
     this.endMs = this.atMs.at(-1) ?? 0;
   }
 
-  blocks(track) {
-    const all = track.events.map((event, n) => ({
-      tokens: this.numBefore[n + 1] - this.numBefore[n], kind: event[3] > 0 ? "many" : "one" }));
+  blocks() {
+    const all = this.events.map(([, , pieces, accepted]) => (
+      { tokens: pieces.length, kind: accepted > 0 ? "many" : "one" }));
     const shown = all.length > MAX_BLOCKS ? [{ tokens: this.total, kind: "many" }] : all;
     return shown.map(({ tokens, kind }) => h("i", { class: kind, style: `flex-grow:${tokens}` }));
   }

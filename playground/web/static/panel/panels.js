@@ -4,7 +4,7 @@ import { ask, onValue, part } from "../kit.js";
 import { Panel } from "./panel.js";
 
 const LIVE = ["queued", "loading", "prefill", "running"];
-export const SILENCE_MS = 1500;
+const SILENCE_MS = 1500;
 
 /**
  * A message of `playground.host`'s stream: `seq` numbers the messages, and commits carry their index in
@@ -61,10 +61,8 @@ export class Panels {
 
   // Fetches what is missing if no message has come for a while: the stream may be broken.
   checkSilence() {
-    if (this.live.size && this.isSilent) this.resync();
+    if (this.live.size && Date.now() - this.lastMessageMs > SILENCE_MS) this.resync();
   }
-
-  get isSilent() { return Date.now() - this.lastMessageMs > SILENCE_MS; }
 
   begin(message) {
     if (this.stream) this.replacedStreams.add(this.stream);

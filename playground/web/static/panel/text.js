@@ -12,9 +12,10 @@ const MAX_REJECTED = 3;
 
 /**
  * What a run's prefill (n = 0) or step n - 1 committed: pieces of text, how many of them were drafted,
- * the kind of the last one, labels of rejected drafts, number of drafted tokens, milliseconds by part.
+ * the kind of the last one, labels of rejected drafts, number of drafted tokens, milliseconds by part,
+ * and seconds since the request.
  * @typedef {[run: string, n: number, pieces: string[], accepted: number, kind: number,
- *   rejected: string[], drafted: number, ms: number[]]} Commit
+ *   rejected: string[], drafted: number, ms: number[], atS: number]} Commit
  */
 
 /**
