@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import platform
 import subprocess
@@ -18,45 +17,13 @@ PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "gradio"),
     "speculative-decoding-playground",
 )
-WEIGHT_FILES = (".safetensors", ".bin", ".gguf", ".pt")
-BLOCK_BYTES = 1 << 20
-MAX_BLOCKS = 64
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 CPU_FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd asimddp sve".split()
 
 
 def environment(target: Target) -> dict[str, Any]:
     """All that is stored with a run about its machine and weights."""
-    folder = Path(str(getattr(target.model, "name_or_path", "") or "nowhere"))
-    digest = weights_digest(folder) if folder.is_dir() else None
-    return {**target.environment(), "weights_digest": digest, **machine()}
-
-
-def weights_digest(folder: Path) -> str | None:
-    """A digest of the weight files in a folder; None if it has none.
-
-    Of a file larger than 64 MiB only 64 blocks of 1 MiB count, spread evenly over it, and its size:
-    a second or two for any model, and weights that were trained further still differ.
-    """
-    files = sorted(file for file in folder.iterdir() if file.suffix in WEIGHT_FILES)
-    if not files:
-        return None
-    marks = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
-    return _digest_of(marks)
-
-
-@functools.lru_cache(maxsize=8)
-def _digest_of(marks: tuple[tuple[str, int, int], ...]) -> str:
-    """Digest of files, cached by name, size and time."""
-    digest = hashlib.sha256()
-    for name, size, _ in marks:
-        digest.update(f"{Path(name).name}:{size};".encode())
-        last = max(0, (size - 1) // BLOCK_BYTES)
-        with open(name, "rb") as stream:
-            for block in sorted({i * last // (MAX_BLOCKS - 1) for i in range(MAX_BLOCKS)}):
-                stream.seek(block * BLOCK_BYTES)
-                digest.update(stream.read(BLOCK_BYTES))
-    return digest.hexdigest()
+    return {**target.environment(), **machine()}
 
 
 @functools.cache
