@@ -17,7 +17,7 @@ from engine.metrics import at_least, mat, position_rates, step_ms_of
 from engine.tree import Path
 from engine.tuning.ranks import RankTable
 from playground.host.catalog import Catalog
-from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
+from playground.trees.methods import TreeMethod
 from playground.trees.tables import find_tables, is_greedy
 from storage import Artifact, RunLog, RunQuery, RunSummary, StepRow
 
@@ -240,7 +240,7 @@ def _row(run: RunSummary) -> dict[str, Any]:
 # ---- recorded dynamic trees
 
 
-def drafted_row(steps: Iterable[StepRow], config: MethodConfig) -> dict[str, Any] | None:
+def drafted_row(steps: Iterable[StepRow]) -> dict[str, Any] | None:
     """Figures and shapes of the steps' trees, as the page's `DynamicCard` reads them; plain JSON.
 
     A path has the numbers of steps that drafted and accepted it, and follows its parent; `smaller`
@@ -268,7 +268,6 @@ def drafted_row(steps: Iterable[StepRow], config: MethodConfig) -> dict[str, Any
     most = sorted(drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
     kept = accumulate(places[place] for place in range(max(sizes)))
     return {
-        "settings": {name: getattr(config, name) for name in DYNAMIC_FIELDS},
         "steps": num_steps,
         "tokens": num_steps + num_accepted,
         "mat": mat(num_accepted, num_steps),
@@ -300,7 +299,7 @@ def drafts_of(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict
     if settings is None:
         return None
     mine = [run_id for run_id, own in configs.items() if own == settings]
-    row = drafted_row((step for run_id in mine for step in log.steps(run_id)), settings)
+    row = drafted_row(step for run_id in mine for step in log.steps(run_id))
     if row is None:
         return None
     runs = f"{len(mine)} runs" if len(mine) != 1 else "one run"

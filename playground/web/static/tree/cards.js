@@ -1,12 +1,12 @@
 // The cards beside the tree: draft length, dynamic tree, optimise, latency, runs, mask.
 //
-// drafted: { text, settings, mat, rates, steps, tokens, nodes, counts: { nodes, depths:
-// [[value, steps], …] }, smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
-import { clip, h, milliseconds, number, onShown, part, plural, table, textButton } from "../kit.js";
+// drafted: { text, mat, rates, steps, tokens, nodes, counts: { nodes, depths: [[value, steps], …] },
+// smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
+import { clip, h, milliseconds, number, onShown, part, plural, table } from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Choices, pathText } from "./model.js";
 import { Chart, Job, debounced, elementsBy, latest } from "./parts.js";
-import { draftMs, interpolate, maxDepth, predict, predictDrafted, verifyMs } from "./replay.js";
+import { draftMs, interpolate, maxDepth, predict, verifyMs } from "./replay.js";
 import { READABLE } from "./view.js";
 
 const SETTLED_MS = 250;
@@ -103,11 +103,8 @@ class LengthCard extends Card {
   }
 }
 
-const MAX_TRIES = 8;
-
 // Dynamic trees (EAGLE-2/3): the recorded trees, and what fewer of their nodes would have accepted.
 class DynamicCard extends Card {
-  tries = [];
   /** @type {string | null} */ shownKey = null;
   /** @type {any} */ shown = null;
 
@@ -130,21 +127,17 @@ class DynamicCard extends Card {
     if (now === this.shownKey) { this.show(this.shown); return; }
     this.shownKey = now;
     for (const name of Object.keys(this.fields)) this.set(name, method.settings[name]);
-    this.tries = [];
     this.show(null);
   }
 
   take(drafted) {
-    if (!drafted || this.host.hidden) return;
-    this.tries = [drafted, ...this.tries].slice(0, MAX_TRIES);
-    this.show(drafted);
+    if (drafted && !this.host.hidden) this.show(drafted);
   }
 
   show(drafted) {
     const { editor } = this, { speed } = editor;
     this.shown = drafted;
     this.chart.host.hidden = !drafted;
-    editor.parts.tries.replaceChildren(...(this.tries.length ? [this.table()] : []));
     editor.showDrafted(drafted);
     if (!drafted) return;
     const depth = maxDepth(drafted.counts);
@@ -154,14 +147,6 @@ class DynamicCard extends Card {
       `${drafted.text} Green: MAT of their most probable nodes alone, at the steps of these runs.`
       + `${best ? ` ${fastestText(best, "node")}.` : ""} `
       + "The tree on the left shows the paths drafted most often, with the number of steps that drafted each.");
-  }
-
-  table() {
-    return table(["kept / K / levels", "MAT", "nodes", "tok/s"], this.tries.map((one) => ({
-      on: one === this.shown,
-      cells: [textButton(Object.keys(this.fields).map((name) => one.settings[name]).join(" / "),
-        "show these trees", () => this.show(one)), number(one.mat, 3), number(one.nodes, 1),
-      number(predictDrafted(this.editor.speed, one).tok_s, 1)] })));
   }
 }
 
