@@ -47,7 +47,7 @@ class Comparison {
     if (!state.final) {
       this.wasRunning = true;
       this.racedStream = null;
-      this.race.follow(this.panels.panels.flatMap(({ track }) => track ?? []));
+      this.race.clear();
       return;
     }
     if (this.racedStream === message.stream) return;

@@ -1,6 +1,6 @@
 // The race: runs replayed side by side on their recorded clocks, in whole milliseconds. It starts at
 // every run's first token, as tok/s does, or at the request, with the prefill.
-import { DASH, actionButton, h, plural, speedMenu } from "../kit.js";
+import { DASH, actionButton, h, speedMenu } from "../kit.js";
 
 /** @typedef {import("../panel/text.js").Track} Track */
 
@@ -8,12 +8,6 @@ const PLACES = ["1st", "2nd", "3rd", "4th", "5th"];
 const MAX_BLOCKS = 700;
 
 const seconds = (ms) => `${(ms / 1000).toFixed(3)} s`;
-
-/** A run's lane: title, blocks, and further cells. */
-function laneOf(title, blocks, ...words) {
-  return h("div", { class: "lane" }, h("span", { class: "lane-name", title }, title),
-    h("div", { class: "lane-track" }, ...blocks), ...words);
-}
 
 /** How many of these ascending moments have passed. */
 export const numReached = (moments, ms) => moments.findLastIndex((at) => at <= ms) + 1;
@@ -46,9 +40,11 @@ export class Racer {
     this.count = h("span", { class: "lane-count" });
     this.speedup = h("span", { class: "lane-speedup",
       tabindex: "0", "data-about": "the table's speedup: decoding only, over all prompts and repeats" }, speedup);
-    this.lane = laneOf(track.meta.title, [...this.blocks(), this.cover], this.count, this.time,
-      this.speedup);
-    this.lane.dataset.run = track.meta.id;
+    const { id, title } = track.meta;
+    this.lane = h("div", { class: "lane", "data-run": id },
+      h("span", { class: "lane-name", title }, title),
+      h("div", { class: "lane-track" }, ...this.blocks(), this.cover),
+      this.count, this.time, this.speedup);
   }
 
   /** @param {boolean} withPrefill whether the clock starts at the request or at the first token */
@@ -116,18 +112,6 @@ export class Race {
     this.lanes = h("div", { class: "lanes" });
     host.append(h("div", { class: "race-bar" }, this.button, this.speed, this.range, this.clock,
       prefill, this.pickers), this.lanes);
-  }
-
-  /**
-   * While the runs are generated: a lane per run, with its number of tokens so far.
-   * @param {Track[]} tracks
-   */
-  follow(tracks) {
-    this.clear();
-    this.lanes.append(...tracks.map(({ meta, numTokens, end }) => laneOf(meta.title, [],
-      h("span", { class: "lane-count" }, numTokens ? plural(numTokens, "token") : ""),
-      h("span", { class: "lane-time" }, end ? "done" : numTokens ? "running" : "waiting"),
-      h("span", { class: "lane-speedup" }))));
   }
 
   clear() {
