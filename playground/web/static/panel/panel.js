@@ -125,9 +125,8 @@ export class Panel {
     this.clock = h("span", { class: "panel-clock" });
     this.notes = h("div", { class: "notes" });
     this.figures = new Figures(options.formulas);
-    const text = h("div", { class: "text", role: "log", tabindex: "0", "aria-label": "text",
-      onkeydown: (event) => this.key(event) },
-    h("div", { class: "placeholder" }, options.placeholder));
+    const text = h("div", { class: "text", role: "log", tabindex: "0", "aria-label": "text" },
+      h("div", { class: "placeholder" }, options.placeholder));
     this.text = new TokenText(text, (track, n) => this.scrubber.showCommit(track, n),
       (track, n, i) => this.scrubber.highlightNode(track, n, i));
     this.scrubber = new Scrubber(server, this.text);
@@ -160,13 +159,6 @@ export class Panel {
     const { error, text, name } = await ask(this.server.trace({ run: this.track.meta.id }));
     if (error) this.fault(error);
     else download(name, text);
-  }
-
-  key(event) {
-    const by = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
-    if (!by || event.ctrlKey || event.altKey || event.metaKey) return;
-    event.preventDefault();
-    this.scrubber.go(this.scrubber.index + by);
   }
 
   open(meta) {
