@@ -102,7 +102,7 @@ export function actionButton(text, work, more = {}) {
 }
 
 /** A bar for `showProgress`. */
-export function progressBar() { return h("span", { class: "progress", hidden: true }, h("i")); }
+export function progressBar() { return h("progress", { hidden: true, "aria-label": "progress" }); }
 
 /** Whether the user wants nothing to move by itself. */
 export function wantsStill() { return matchMedia("(prefers-reduced-motion: reduce)").matches; }
@@ -143,12 +143,10 @@ export function press(ids) {
   return false;
 }
 
-/** Sets a `.progress` bar to a share from 0 to 1; null = unknown. */
-export function showProgress(host, share) {
-  host.classList.toggle("unknown", share === null);
-  host.firstElementChild.style.width = share === null ? "" : `${100 * share}%`;
-  if (share === null) host.removeAttribute("aria-valuenow");
-  else host.setAttribute("aria-valuenow", Math.round(100 * share));
+/** Sets a `progressBar` to a share from 0 to 1; null = unknown. */
+export function showProgress(bar, share) {
+  if (share === null) bar.removeAttribute("value");
+  else bar.value = share;
 }
 
 /** Lets a browser save a text as a file. */

@@ -1,5 +1,5 @@
 // Building blocks of the editor: elements by name, menus, jobs, charts.
-import { h, part, perFrame, showProgress } from "../kit.js";
+import { h, part, perFrame, progressBar, showProgress } from "../kit.js";
 
 /**
  * The elements of a template by the value of their attribute `data-KIND`.
@@ -55,8 +55,7 @@ export class Job {
     this.id = null;
     this.host = part(editor.host, `[data-job=${name}]`);
     this.button = part(this.host, "button");
-    this.progress = h("span", { class: "progress", hidden: true, role: "progressbar", "aria-valuemin": 0,
-      "aria-valuemax": 100 }, h("i"));
+    this.progress = progressBar();
     this.stopper = h("button", { type: "button", class: "tool", hidden: true,
       onclick: () => this.stop() }, "Stop");
     this.text = h("span", { class: "job-text", role: "status" });
