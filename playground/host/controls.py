@@ -24,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, validate_choice
 from engine.safe_text import read_json
 
-Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines", "tree"]
+Kind = Literal["slider", "number", "choice", "flag", "text", "lines", "tree"]
 Parsed = TypeVar("Parsed", bound=Settings)
 MAX_SLIDER_RANGE = 4096
 """Wider integer ranges are number boxes: a slider could not select a single value."""
@@ -104,7 +104,6 @@ class Control:
     max: float | None = None
     step: float | None = None
     choices: tuple[Any, ...] = ()
-    optional: bool = False
     placeholder: str = ""
     main: bool = True
     section: str = ""
@@ -310,9 +309,7 @@ def _inner_method(cls: type[Settings], name: str, start: Any, changes: Mapping[s
 
 
 def _control(schema: FieldSchema, value: Any) -> Control:
-    control = partial(
-        Control, schema.name, schema.title, schema.description, optional=schema.optional
-    )
+    control = partial(Control, schema.name, schema.title, schema.description)
     if schema.type == "boolean":
         return control("flag", bool(value))
     if schema.choices:

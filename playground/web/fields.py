@@ -112,9 +112,6 @@ def component(control: Control, value: Any, state: FormState) -> Any:
     if kind == "choice":
         choices = [(choice_label(one), one) for one in control.choices]
         return gr.Dropdown(choices, value=value, **common)
-    if kind == "ticks":
-        titles = [str(choice) for choice in control.choices]
-        return gr.CheckboxGroup(titles, value=value, **common)
     if kind == "slider":
         return gr.Slider(value=value, step=control.step, **bounds, **common)
     if kind == "number":
