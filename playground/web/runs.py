@@ -58,7 +58,6 @@ COMPARISON = HTML.from_string("""
 {% endfor %}
 </tbody></table></div>
 """)
-COPY_LINK = "() => { navigator.clipboard?.writeText(location.href); return []; }"
 
 
 class RunsPage:
@@ -133,7 +132,6 @@ class RunsPage:
         self.files = RunFiles(self.log, self.query)
         self.undo = button("undo", "Undo", visible=False)
         self.refresh = button("refresh", "Refresh")
-        self.copy = button("copy", "Copy link")
         self.deleted = gr.JSON(visible=False)
 
     # ---- listeners
@@ -153,7 +151,6 @@ class RunsPage:
         for refresh in (table.refresh, self.refresh.click):
             drawn = refresh(self.draw, inputs, table, **UNQUEUED)
             drawn.then(self.fill_menus, self.further, menus, **UNQUEUED)
-        self.copy.click(None, None, None, js=COPY_LINK, **UNQUEUED)
 
         hide = partial(self.draw, compare=None)
         for event, change in (

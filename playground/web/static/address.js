@@ -40,7 +40,6 @@ function selectedTab() {
  * @param {string} tab
  * @param {Record<string, string | null | undefined>} changes parameters; those without a value are removed
  * @param {boolean} whole whether to remove all other parameters
- * @returns {string} the URL of the tab with these parameters
  */
 export function show(tab, changes, whole = false) {
   const query = whole ? new URLSearchParams() : queries[tab] ?? new URLSearchParams();
@@ -54,7 +53,6 @@ export function show(tab, changes, whole = false) {
   }
   const address = addressOf(tab);
   if (tabOf(here()) === tab && address !== location.href) history.replaceState(null, "", address);
-  return address;
 }
 
 /** A parameter of a tab's URL. */

@@ -18,12 +18,11 @@ class Comparison {
     this.progress = progressBar();
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
     this.setup = h("span", { class: "compare-setup" });
-    this.link = h("a", { class: "quiet", hidden: true }, "permalink");
     const steps = h("input", { type: "checkbox",
       onchange: () => { element.dataset.steps = String(steps.checked); } });
     part(element, ".compare-head").append(h("div", { class: "compare-state" }, this.text,
       this.progress, h("span", { class: "spring" }), this.setup,
-      h("label", { class: "toggle" }, steps, " steps and trees"), this.link), this.alert);
+      h("label", { class: "toggle" }, steps, " steps and trees")), this.alert);
     this.race = new Race(part(element, ".compare-race"));
     this.report = null;
     this.reportText = "";
@@ -42,8 +41,7 @@ class Comparison {
     }
     this.showState(state);
     // The page's URL names the comparison, so a reload or a copied link opens it again.
-    this.link.hidden = !this.report;
-    if (state.id) this.link.href = show("compare", { compare: state.id }, true);
+    if (state.id) show("compare", { compare: state.id }, true);
     if (!state.final) {
       this.wasRunning = true;
       this.racedStream = null;
