@@ -173,7 +173,7 @@ class DeployPage:
             **LATEST,
         )
 
-        @show_fault_in(self.imported, where="reading a config", render=_alert)
+        @show_fault_in(self.imported, where="reading a config", render=_fault_html)
         def open_file(path: str) -> Updates:
             return {self.paste: uploaded_text(path)}
 
@@ -182,7 +182,7 @@ class DeployPage:
     def listen_to_use(self, generate: GeneratePage) -> None:
         """Use an imported config on the Generate page."""
 
-        @show_fault_in(self.imported, where="using a config", render=_alert)
+        @show_fault_in(self.imported, where="using a config", render=_fault_html)
         def use_config(engine: Any, text: Any, target: Any) -> Updates:
             return generate.open(*use(self._catalog, engine, str(text), target))
 
@@ -264,12 +264,11 @@ class DeployPage:
 
     def _no_export(self, fault: Fault | None = None) -> Updates:
         """An empty export with the error, or the hint that there are no runs yet."""
-        no_runs = html_update(ALERT.render(kind="dim", text=NO_RUNS))
         return {
             self.summary: "",
             self.notes: html_update(""),
             self.command: "",
-            self.verdict: _alert(fault) if fault else no_runs,
+            self.verdict: html_update(sentence_html(fault or NO_RUNS)),
             self.link: "fault" if fault else "",
             **self._files(),
         }
@@ -293,7 +292,7 @@ class DeployPage:
             return updates
         config = attempt(lambda: read_config(engine, text), where="reading a config")
         if isinstance(config, Fault):
-            return updates | {self.imported: _alert(config)}
+            return updates | {self.imported: _fault_html(config)}
         return updates | {
             self.imported: html_update(imported_html(config)),
             self.yaml: gr.Code(method_yaml(config.config, engine), visible=True),
@@ -311,8 +310,8 @@ def html_update(text: str) -> Any:
     return gr.HTML(value=text, visible=bool(text))
 
 
-def _alert(fault: Fault) -> Any:
-    return html_update(ALERT.render(kind="pg-alert", text=fault.sentence))
+def _fault_html(fault: Fault) -> Any:
+    return html_update(sentence_html(fault))
 
 
 def versions(engine: str) -> list[tuple[str, str]]:
@@ -358,7 +357,6 @@ MACROS: Any = HTML.from_string(
         "changed": lambda config: {k: short(value) for k, value in config.changed_flat.items()}
     },
 ).module
-ALERT = HTML.from_string('<p class="{{ kind }}">{{ text }}</p>')
 
 
 def verdict_html(exports: Exports) -> str:
@@ -367,7 +365,7 @@ def verdict_html(exports: Exports) -> str:
     if export.refusal:
         return str(MACROS.refusal(export))
     alone = f"No engine runs this combination as it is. Below is {part}; choose a part on the left."
-    told = ALERT.render(kind="dim", text=alone) if exports.chosen else ""
+    told = sentence_html(alone) if exports.chosen else ""
     own = [one for one in export.warnings if one != exports.gguf]
     return told + str(MACROS.list("warning", "What changes in this engine", own))
 

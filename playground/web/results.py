@@ -69,7 +69,8 @@ STATE = HTML.from_string("""
 {% if error %}<div class="pg-alert" role="alert">{{ error }}</div>{% endif %}
 """)
 SENTENCE = HTML.from_string(
-    '<span class="pg-said{{ " faulty" if faulty }}" role="status">{{ text }}</span>'
+    '<span class="pg-said{{ " faulty" if faulty }}" role="{{ "alert" if faulty else "status" }}">'
+    "{{ text }}</span>"
 )
 DOWNLOAD_JS = """(file) => {
   if (!file) return [];
@@ -106,17 +107,10 @@ def state_html(state: str, text: str, *, share: float | None = None, error: str 
 
 
 def sentence_html(text: str | Fault) -> str:
-    """A sentence below a form; a fault has another colour."""
+    """A sentence below a form or buttons; a fault has another colour."""
     if isinstance(text, Fault):
         return SENTENCE.render(text=text.sentence, faulty=True)
     return SENTENCE.render(text=text, faulty=False)
-
-
-def message_html(message: str | Fault) -> str:
-    """A sentence below buttons; a fault has a frame."""
-    if isinstance(message, Fault):
-        return state_html("", "", error=message.sentence)
-    return sentence_html(message)
 
 
 def formula_list(formulas: Mapping[str, str]) -> None:
@@ -137,7 +131,7 @@ def open_on_click(
     button: gr.Button, listener: Listener, inputs: Components, outputs: Components, state: gr.HTML
 ) -> None:
     """Let a button open another page by a listener's updates; `state` shows why it cannot."""
-    go = show_fault_in(state, where="opening another page", render=message_html)(listener)
+    go = show_fault_in(state, where="opening another page")(listener)
     button.click(go, list(inputs), [state, *outputs], **RAW)
 
 

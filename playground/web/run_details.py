@@ -17,7 +17,7 @@ from playground.web.components import token_panels
 from playground.web.forms import UNQUEUED, Updates, on_fault
 from playground.web.generate import GeneratePage
 from playground.web.memory import owner_of
-from playground.web.results import HTML, definitions_html, message_html, show_fault_in
+from playground.web.results import HTML, definitions_html, sentence_html, show_fault_in
 
 FACTS = HTML.from_string("""
 <div class="facts">
@@ -80,7 +80,7 @@ class OpenRun:
             return {self.panel: refusal(read.sentence, None), **self.show(None)}
         return {self.panel: read, **self.show(str(run_id))}
 
-    @on_fault(message_html, where="writing on a run")
+    @on_fault(sentence_html, where="writing on a run")
     def save(self, field: str, run_id: str, text: str) -> Any:
         """Store one text of a run, and only that one: edits of others may be in flight."""
         run = stored_run(self.host.log, read_run_id(run_id))
@@ -88,7 +88,7 @@ class OpenRun:
         if new == {"name": run.name, "note": run.note, "tags": tuple(sorted(run.tags))}[field]:
             return gr.skip()
         Annotation.parse({"id": run_id, field: new}).apply(self.host.log)
-        return message_html("Saved.")
+        return sentence_html("Saved.")
 
     async def run_again(self, run_id: str, tab: Any, request: gr.Request) -> AsyncIterator[Updates]:
         """Run a stored run again and stream it; afterwards the new run is the open one."""
@@ -116,7 +116,7 @@ class OpenRun:
     def listen_to_generate(self, generate: GeneratePage, message: gr.HTML) -> None:
         """Open a run's settings and prompt on the Generate page."""
 
-        @show_fault_in(message, where="opening a run in Generate", render=message_html)
+        @show_fault_in(message, where="opening a run in Generate")
         def take(run_id: str) -> Updates:
             return generate.open_run(stored_run(self.host.log, read_run_id(run_id)))
 

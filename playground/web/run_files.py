@@ -17,7 +17,7 @@ from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
 from playground.runs.transfer import ImportCounts, Kind, export_runs, import_runs, read_lines
 from playground.web.forms import QUEUED, UNLABELLED, UNQUEUED
-from playground.web.results import DOWNLOAD_JS, message_html
+from playground.web.results import DOWNLOAD_JS, sentence_html
 from storage import RunLog
 
 KINDS = [("JSON, whole runs", "json"), ("CSV, one line per run", "csv")]
@@ -45,7 +45,7 @@ class RunFiles:
         exporting.then(None, self.file, None, js=DOWNLOAD_JS, **UNQUEUED)
         importing = self.upload.upload(self.import_file, self.upload, status, **QUEUED)
         self.stop.click(
-            lambda: (message_html("Stopped."), gr.Button(visible=False)),
+            lambda: (sentence_html("Stopped."), gr.Button(visible=False)),
             None,
             status,
             cancels=[exporting, importing],
@@ -70,7 +70,7 @@ class RunFiles:
         """Write runs to a file, which the browser then saves; yields the progress."""
         ids = attempt(lambda: self.matching(kind, inputs), where="exporting runs")
         if isinstance(ids, Fault):
-            yield [message_html(ids), gr.skip(), None]
+            yield [sentence_html(ids), gr.skip(), None]
             return
         name = f"runs-{datetime.now():%Y-%m-%d-%H-%M-%S}{'-steps' if kind == 'steps' else ''}"
         # In Gradio's own folder, deleted with the process: a generator that a client abandons
@@ -82,13 +82,13 @@ class RunFiles:
             with file.open("w", encoding="utf-8", newline="\n") as stream:
                 for number in export_runs(self.log, ids, stream, kind):
                     if number % 100 == 0:
-                        done = message_html(f"Exported {number} of {plural(len(ids), 'run')}.")
+                        done = sentence_html(f"Exported {number} of {plural(len(ids), 'run')}.")
                         yield [done, gr.Button(visible=True), None]
         except OSError as error:
             fault = Fault(write_error_text(file, error), expected=True)
-            yield [message_html(fault), gr.Button(visible=False), None]
+            yield [sentence_html(fault), gr.Button(visible=False), None]
             return
-        done = message_html(f"Exported {plural(len(ids), 'run')}.")
+        done = sentence_html(f"Exported {plural(len(ids), 'run')}.")
         yield [done, gr.Button(visible=False), str(file)]
 
     def import_file(self, file: str) -> Iterator[list[Any]]:
@@ -99,10 +99,11 @@ class RunFiles:
             batch = attempt(lambda: next(batches, None), where="importing runs")
             if isinstance(batch, Fault):
                 rest = f"{_imported(last)} The rest was not imported."
-                yield [message_html(batch) + message_html(rest), gr.Button(visible=False)]
+                texts = f"{sentence_html(rest)} {sentence_html(batch)}"
+                yield [texts, gr.Button(visible=False)]
                 return
             last = batch or last
-            yield [message_html(_imported(last)), gr.Button(visible=batch is not None)]
+            yield [sentence_html(_imported(last)), gr.Button(visible=batch is not None)]
             if batch is None:
                 return
 

@@ -23,7 +23,7 @@ from playground.runs.table import RunTable
 from playground.web.address import link_params, switch_to
 from playground.web.components import module_component
 from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates, on_fault
-from playground.web.results import HTML, message_html
+from playground.web.results import HTML, sentence_html
 from playground.web.run_details import OpenRun
 from playground.web.run_files import RunFiles
 from storage import Status
@@ -270,14 +270,14 @@ class RunsPage:
             gr.Button(f"Export {ticked or 'all'}"),
         ]
 
-    @on_fault(message_html, where="tagging runs")
+    @on_fault(sentence_html, where="tagging runs")
     def retag(self, act: str, table: Any, names: str) -> str:
         """Add tags to the ticked runs, or remove them."""
         tags, ids = split_tags(names), _ticked(table)
         if not tags:
             raise ConfigError("Enter a tag.")
         Selection.parse({"ids": ids, act: tags}).apply(self.log)
-        return message_html(
+        return sentence_html(
             f"{'Tagged' if act == 'add' else 'Untagged'} {plural(len(ids), 'run')}."
         )
 
@@ -294,14 +294,14 @@ class RunsPage:
 
         done = attempt(change, where="deleting runs")
         undo = deleted and not isinstance(done, Fault)
-        return [message_html(done), ids if undo else None, gr.Button(visible=undo)]
+        return [sentence_html(done), ids if undo else None, gr.Button(visible=undo)]
 
     # ---- comparison
 
     def start_comparison(self, *inputs: Any) -> dict[str, Any]:
         return self.draw(*inputs, compare=_ticked(inputs[0]))
 
-    @on_fault(lambda fault: [gr.Column(visible=True), message_html(fault)], where="comparing runs")
+    @on_fault(lambda fault: [gr.Column(visible=True), sentence_html(fault)], where="comparing runs")
     def show_comparison(self, *inputs: Any) -> list[Any]:
         """The comparison of the query's runs, or why there is none."""
         ids = self.query(inputs).compare
@@ -327,7 +327,7 @@ class RunsPage:
         parsed = attempt(
             lambda: read_link(link) if link else TableQuery(), where="following a link"
         )
-        message = message_html(parsed) if isinstance(parsed, Fault) else ""
+        message = sentence_html(parsed) if isinstance(parsed, Fault) else ""
         query = TableQuery() if isinstance(parsed, Fault) else parsed
         columns = texts(memory) or [column.key for column in COLUMNS if column.default]
         return {

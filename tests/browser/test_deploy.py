@@ -128,9 +128,9 @@ def test_a_config_is_opened_or_pasted_and_used_in_generate(
     tab.locator("#pg-deploy-found", has_text="Suffix").wait_for()
     paste, found = tab.locator("#pg-deploy-paste textarea"), tab.locator("#pg-deploy-found")
     paste.fill('{"method": "ngram"}')
-    found.locator(".pg-alert", has_text="num_speculative_tokens is missing").wait_for()
+    found.locator(".faulty", has_text="num_speculative_tokens is missing").wait_for()
     paste.fill('{"method": "ngram", "num_speculative_tokens": 5, "colour": 1}')
-    found.locator(".pg-alert", has_text="vLLM has no setting colour").wait_for()
+    found.locator(".faulty", has_text="vLLM has no setting colour").wait_for()
     paste.fill(
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,'
         ' "enforce_eager": true}'

@@ -254,7 +254,7 @@ def test_runs_are_carried_away_and_back_and_found_by_group(
     page.pick("runs-group", "configuration")
     page.tab.locator("#pg-runs tr.group", has_text="max_draft_len 4").click()
     shows(page, "max_draft_len 4", rows=2)
-    alert = page.tab.locator("#pg-runs-message .pg-alert", has_text="is not an export of runs")
+    alert = page.tab.locator("#pg-runs-message .faulty", has_text="is not an export of runs")
     assert alert.is_visible(), "loading the table must not wipe it"
     page.tab.click("#pg-runs-further .token-remove")
     page.tab.fill("#pg-runs-further input", "fast ones")
