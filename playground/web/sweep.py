@@ -10,7 +10,6 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from engine.formats import plural
-from engine.safe_text import file_name
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
 from playground.experiments.forms import SweepForm
@@ -28,7 +27,6 @@ from playground.web.results import (
     HTML,
     formula_list,
     open_on_click,
-    save_on_click,
     sentence_html,
     table_html,
 )
@@ -97,7 +95,6 @@ class SweepPage(ExperimentPage):
                 [BEST], label="trial", container=False, elem_id="pg-sweep-trial"
             )
             self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-sweep-use")
-            self.export = gr.Button("Export YAML", elem_id="pg-sweep-export")
             self.forget = gr.Button("Forget")
         table = gr.HTML(elem_id="pg-sweep-trials")
         plot_kind = gr.Radio(list(NOTES), value="history", label="Plot")
@@ -135,7 +132,6 @@ class SweepPage(ExperimentPage):
         self.method.change(self.pick_method, self.method, [self.vary, self.form.spec], **RAW)
         drawn = [self.method, self.vary, self.form.values]
         self.vary.input(self.pick_varied, drawn, self.form.spec, **RAW_LATEST)
-        save_on_click(self.export, self.file_of, [self.picker, self.trial], self.message)
 
     def _listen(self, tab: gr.Tab) -> None:
         super()._listen(tab)
@@ -183,10 +179,6 @@ class SweepPage(ExperimentPage):
             sentence_html(drawn if isinstance(drawn, Fault) else NOTES[kind]),
             None if isinstance(drawn, Fault) else drawn,
         ]
-
-    def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
-        report = self.experiments.sweeps.load(read_key(picked))
-        return f"{file_name(report.row.name)}.yaml", report.preset_yaml(number_of(trial))
 
     def listen(self, generate: Page) -> None:
         """Open a trial's settings on the Generate page."""

@@ -247,9 +247,9 @@ class SweepReport:
             (row["figures"] or {}).pop(name, None)
         return row
 
-    def preset_yaml(self, number: int | None = None) -> str:
-        """A trial's settings as a method file, for `--method FILE.yaml` or `presets/methods`."""
-        trial, plan, name = self.trial(number), self.plan, self.row.name
+    def preset_yaml(self) -> str:
+        """The best trial as a method file, for `--method FILE.yaml` or `presets/methods`."""
+        trial, plan, name = self.trial(), self.plan, self.row.name
         config = plan.space.config(trial.point)
         description = f"Trial {trial.number} of sweep {name} on {plan.target.name}"
         if trial.figures is not None and trial.figures.value is not None:
