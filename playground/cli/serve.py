@@ -34,7 +34,6 @@ class ServeOptions(LogOptions, DeviceOptions):
     ray: list[str] = option(
         [], "Offer a Ray cluster to experiments, besides this machine.", metavar="ADDRESS"
     )
-    open_browser: bool = option(False, "Open the page.", "--open")
 
 
 @command(ServeOptions)
@@ -72,7 +71,6 @@ def serve(options: ServeOptions) -> None:
             options.allow_path,
             may_open=access.is_loopback and access.token is not None,
         ),
-        open_browser=options.open_browser,
     )
 
 

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-import webbrowser
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -44,7 +43,6 @@ def serve(
     cache_dir: Path,
     catalog: Catalog,
     device: str = "auto",
-    open_browser: bool = False,
 ) -> None:
     """Serve the page until interrupted, its start included. The first run loads the target.
 
@@ -84,8 +82,6 @@ def serve(
         print(
             f"For programs: {access.base_url(port)}/v1 (OpenAI), /v2 (Triton), /metrics", flush=True
         )
-        if open_browser:
-            webbrowser.open(url)
         threading.Event().wait(FIRST_DRAW_S)
         import_models()
         while True:
