@@ -23,12 +23,10 @@ from playground.host.request import (
     Mode,
     config_of,
     read_dtype,
-    read_run_id,
     require_prompt,
 )
-from playground.host.stream import stored_run
 from presets import PromptSuite
-from storage import PLAIN, RunLog
+from storage import PLAIN, RunDetail, RunLog
 
 MAX_REQUESTS = 200_000
 MAX_PER_BENCHMARK, MAX_CONFIGURATIONS = 12, 4
@@ -298,18 +296,16 @@ def closest_method(catalog: Catalog, config: MethodConfig, target: str) -> str:
     return min(near, key=lambda one: one[:2])[2]
 
 
-def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
-    """`?runs=a,b`: the configurations of these runs, and the prompt of the first."""
-    ids = [read_run_id(part.strip()) for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]]
-    runs = [stored_run(log, run_id) for run_id in ids]
-    first, configs = runs[0], [stored_config(run.method, catalog.types) for run in runs]
+def from_run(catalog: Catalog, run: RunDetail) -> CompareForm:
+    """`?compare=RUN`: the prompt and the settings of a run."""
+    configs = [stored_config(run.method, catalog.types)]
     return CompareForm.parse(
         {
-            **_setup(catalog, first.target, first.dtype, configs, first.messages),
-            "mode": "chat" if first.messages else "raw",
-            "prompt": first.prompt_text,
-            "sampling": changed_controls(Sampling.parse(first.sampling), Sampling()),
-            "limits": changed_controls(Limits.parse(first.limits), LIMITS),
+            **_setup(catalog, run.target, run.dtype, configs, run.messages),
+            "mode": "chat" if run.messages else "raw",
+            "prompt": run.prompt_text,
+            "sampling": changed_controls(Sampling.parse(run.sampling), Sampling()),
+            "limits": changed_controls(Limits.parse(run.limits), LIMITS),
         }
     )
 

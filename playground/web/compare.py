@@ -29,7 +29,7 @@ from playground.experiments.forms import (
     CompareForm,
     CompareOptions,
     from_comparison,
-    from_runs,
+    from_run,
 )
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import Results, read_results
@@ -175,15 +175,14 @@ class ComparePage:
         panel.compare(take, None, self.open_outputs, **UNQUEUED)
 
     def opened(self, link: str) -> Updates:
-        """Updates of `open_outputs` for a comparison, or for the configurations of runs: `ID,ID`.
+        """Updates of `open_outputs` for a comparison, or for the configuration of a run.
 
         An invalid link leaves the form unchanged; an error appears above the panels.
         """
 
         def read() -> Updates:
-            if "," in link or self.host.log.get(link) is not None:
-                return self._fill(from_runs(self.catalog, self.host.log, link))
-            return self._comparison(link)
+            run = self.host.log.get(link)
+            return self._fill(from_run(self.catalog, run)) if run else self._comparison(link)
 
         updates = attempt(read, where="opening a link")
         if isinstance(updates, Fault):

@@ -213,7 +213,7 @@ def test_a_permalink_opened_elsewhere_fills_the_form_from_its_run(
     [
         ("run=%3Cimg%20src=x%3E", "#pg-run-panel .alert", "run"),
         ("runs=%7Bbroken", "#pg-runs-message [role=alert]", "The link is not valid JSON"),
-        ("compare=nothing,too", "#pg-cmp-results .compare-head .alert", "in the log"),
+        ("compare=nothing", "#pg-cmp-results .compare-head .alert", "No experiment 'nothing'"),
         ("tree=%3Cimg%20src=x%3E", "#pg-tree .alert", "cannot be read"),
         ("benchmark=nothing", "#pg-benchmark-state .pg-alert", "No experiment 'nothing'"),
         ("deploy=vllm&of=run:%3Cimg%20src=x%3E", "#pg-deploy-told .pg-alert", "No run"),
