@@ -216,7 +216,7 @@ def test_a_permalink_opened_elsewhere_fills_the_form_from_its_run(
         ("compare=nothing", "#pg-cmp-results .compare-head .alert", "No experiment 'nothing'"),
         ("tree=%3Cimg%20src=x%3E", "#pg-tree .alert", "cannot be read"),
         ("benchmark=nothing", "#pg-benchmark-state .pg-alert", "No experiment 'nothing'"),
-        ("deploy=vllm&of=run:%3Cimg%20src=x%3E", "#pg-deploy-told .pg-alert", "No run"),
+        ("deploy=vllm&of=run:%3Cimg%20src=x%3E", "#pg-deploy-told .faulty", "No run"),
         ("train=nobody", "#pg-train-state .pg-alert", "No training is named 'nobody'"),
     ],
 )
