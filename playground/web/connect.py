@@ -9,10 +9,10 @@ from typing import Any
 import gradio as gr
 import plotly.graph_objects as go
 from anyio.to_thread import run_sync
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from engine.config import Settings
-from engine.errors import validate_choice
+from engine.errors import ConfigError, validate_choice
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES, Reading, between
 from playground.connect.replay import MAX_CONCURRENCY, Load, read_concurrencies
@@ -158,7 +158,7 @@ class ConnectPage:
         The figures stay as they are if nothing was decoded in between.
         """
         try:
-            before = last and LAST_READING.validate_python(last)
+            before = _earlier(last)
             where, reading = await _read_counters(url, key, model)
         except Exception as error:
             return {self.message: sentence_html(fault_of(error, where=WHERE))} | (
@@ -196,6 +196,14 @@ class ConnectPage:
                 yield sentence_html(done), *(await run_sync(_results, report))
         except Exception as error:
             yield sentence_html(fault_of(error, where=WHERE)), gr.skip(), gr.skip(), gr.skip()
+
+
+def _earlier(last: Any) -> tuple[float, Reading] | None:
+    """The last reading, as the tab keeps it; ConfigError for anything else."""
+    try:
+        return LAST_READING.validate_python(last) if last else None
+    except ValidationError as error:
+        raise ConfigError("The last reading must be this page's own. Reload the page.") from error
 
 
 async def _read_counters(url: Any, key: Any, model: Any) -> tuple[str, Reading]:
