@@ -404,26 +404,6 @@ def measure(records: Iterable[Record]) -> Metrics:
     return tally.metrics
 
 
-def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's figures as in `Metrics`, as stored by this version or an earlier one.
-
-    Earlier versions stored rates instead of `decode_s` and `at_least`, and roll-back within other.
-    """
-    if "decode_s" in metrics or not metrics:
-        return dict(metrics)
-    steps, rate = metrics.get("num_steps") or 0, metrics.get("tok_s")
-    rates = metrics.get("position_rates") or ()
-    figures = {
-        **metrics,
-        "decode_s": ((metrics.get("num_new_tokens") or 1) - 1) / rate if rate else 0.0,
-        "at_least": tuple(round(rate * steps) for rate in rates),
-    }
-    for name in ("time_split", "quiet_split"):
-        if split := metrics.get(name):
-            figures[name] = {**split, "other_s": split["other_s"] - split.get("rollback_s", 0.0)}
-    return figures
-
-
 # ---- why decoding is faster or slower than plain decoding
 
 EQUAL_MARGIN = 0.02

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from engine.metrics import mat, stored_figures, tok_s
+from engine.metrics import mat, tok_s
 from playground.experiments.plan import ExperimentPlan, Key
 from storage import RunDetail, RunLog, RunQuery
 
@@ -14,7 +14,7 @@ PARTS = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
 LABELS = ("suite", "category", "group", "prompt", "configuration")
 METRICS = (
     *("num_prompt_tokens", "num_new_tokens", "num_steps", "num_drafted", "num_accepted"),
-    *("ttft_s", "decode_s"),
+    "ttft_s",
 )
 """Figures of a run that its request takes over unchanged."""
 
@@ -97,7 +97,7 @@ class FinishedRequest:
     @classmethod
     def of(cls, run: RunDetail) -> Self:
         """From a completed run of an experiment."""
-        metrics, labels = stored_figures(run.metrics), run.labels
+        metrics, labels = run.metrics, run.labels
         steps, itl_ms = int(metrics["num_steps"]), metrics["itl_ms"]
         split = metrics["time_split"] or {}
         labelled: dict[str, Any] = {name: labels[name] for name in LABELS}
@@ -108,7 +108,8 @@ class FinishedRequest:
             **labelled,
             **{name: metrics[name] for name in METRICS},
             itl_s=itl_ms / 1000 if itl_ms is not None else None,
-            at_least=tuple(metrics["at_least"]),
+            decode_s=metrics.get("decode_s", 0.0),
+            at_least=tuple(metrics.get("at_least", ())),
             split_s=tuple(steps * split.get(part, 0.0) for part in PARTS),
             output_ids=run.output_ids,
             text=run.text,

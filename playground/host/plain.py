@@ -23,7 +23,6 @@ from engine.metrics import (
     Tally,
     TimeSplit,
     percentile,
-    stored_figures,
     undisturbed,
 )
 from playground.host.baseline import Doubt, doubt_of
@@ -52,7 +51,7 @@ class PlainStep:
     """Seconds from one step to the next: 1 / tok/s.
 
     Attributes:
-        source: `around` the run, by its `own` undrafted steps, or `measured` by an older version.
+        source: `around` the run, or by its `own` undrafted steps.
         drift: duration of a step after the run over that before it; 1 where the two were timed
             alternately, None where plain decoding was not timed on both sides of the run.
         noise: ratio of the quartiles of its steps.
@@ -60,7 +59,7 @@ class PlainStep:
 
     verify_s: float
     other_s: float
-    source: Literal["around", "own", "measured"]
+    source: Literal["around", "own"]
     drift: float | None = None
     noise: float = 1.0
 
@@ -213,9 +212,8 @@ def stored_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
 
 def step_parts(metrics: Mapping[str, Any]) -> StepParts | None:
     """Mean seconds from one step of a run to the next, by part; they add up to decode_s / steps."""
-    figures = stored_figures(metrics)
-    split, steps = figures.get("time_split"), figures.get("num_steps")
-    if not (split and steps and figures["decode_s"]):
+    split, steps, decode_s = (metrics.get(name) for name in ("time_split", "num_steps", "decode_s"))
+    if not (split and steps and decode_s):
         return None
     draft_s, verify_s, _ = TimeSplit(**split).parts
-    return StepParts(draft_s, verify_s, figures["decode_s"] / steps - draft_s - verify_s)
+    return StepParts(draft_s, verify_s, decode_s / steps - draft_s - verify_s)

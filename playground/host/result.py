@@ -13,7 +13,6 @@ from engine.metrics import (
     TimeSplit,
     hardly_drafts,
     ratio,
-    stored_figures,
     tokens_per_step,
 )
 from engine.steps import BYPASSES
@@ -40,7 +39,6 @@ SOURCES = {
     "around": "Plain decoding: {} tok/s, timed briefly before and after this run.",
     "before": "Plain decoding: {} tok/s, timed briefly before this run.",
     "own": "Plain decoding: {} tok/s, by the steps of this run that drafted nothing.",
-    "measured": "Plain decoding: {} tok/s, timed briefly after a run.",
 }
 UNCERTAIN = "Uncertain: {} For a reliable figure, use Compare."
 
@@ -127,7 +125,7 @@ def _doubt_of_run(metrics: Mapping[str, Any], balance: Balance, plain: PlainStep
     plain_s = sum(plain.parts)
     step_s = plain_s * (1 + balance.total)
     steps, disturbed = metrics["num_steps"], metrics.get("num_disturbed", 0)
-    quiet, split = steps - disturbed, stored_figures(metrics).get("quiet_split")
+    quiet, split = steps - disturbed, metrics.get("quiet_split")
     quiet_s = TimeSplit(**split).total_s if split else step_s
     if quiet < MIN_QUIET_SHARE * steps or step_s > DRIFT * quiet_s:
         others = formats.figure(balance.mat * plain_s / quiet_s, 1, "×")
@@ -231,7 +229,7 @@ def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
     """The text of every figure; a dash where it is undefined.
 
     Args:
-        figures: as `engine.metrics.stored_figures` gives them.
+        figures: as in `engine.metrics.Metrics`.
     """
     cached, prompt = figures.get("num_cached") or 0, figures.get("num_prompt_tokens") or 0
     kinds = ("tok_s", "mat", "draft_acceptance", "ttft_s", "itl_ms")

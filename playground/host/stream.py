@@ -26,7 +26,7 @@ import presets
 from engine import formats
 from engine.errors import ConfigError, VocabularyError
 from engine.interop.trees import tree_buffers
-from engine.metrics import TimeSplit, measure, stored_figures
+from engine.metrics import TimeSplit, measure
 from engine.model.random_weights import notes_of
 from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
@@ -139,8 +139,7 @@ def _figures(
     Args:
         over: whether no more steps will come.
     """
-    figures = stored_figures(metrics)
-    figures.pop("plain", None)
+    figures = {name: value for name, value in metrics.items() if name != "plain"}
     is_plain = meta.get("decoding_type") == PLAIN
     result = result_of(metrics, plain, is_plain=is_plain) or (too_short(metrics) if over else None)
     return {**figures, "texts": figure_texts(figures), "result": result}

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.metrics import stored_figures
 from playground.web.access import Access
 from tests.playground.api.test_openai import CHAT, TEXT, bearer, idle
 from tests.playground.serving import TOKEN, Served, serving_tiny
@@ -37,7 +36,7 @@ def test_counters_are_the_sums_of_the_log(http: httpx.Client, served: Served) ->
     idle(served)
     found = samples(http)
     runs = [served.log.get(row.id) for row in served.log.find().rows]
-    figures = [stored_figures(run.metrics) for run in runs if run is not None]
+    figures = [run.metrics for run in runs if run is not None]
     drafting = [one for one in figures if one["num_drafted"]]
 
     def total(key: str, of: list[Any] = drafting) -> float:
