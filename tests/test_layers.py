@@ -30,6 +30,7 @@ ONE_FILE = {
     "engine/kernels/cpu/gguf_model.py": {"gguf"},
     "engine/model/placement.py": {"accelerate"},
     "engine/model/random_weights.py": {"tokenizers"},
+    "engine/model/sources.py": {"filelock"},
     "engine/model/tokenizer.py": {"tokenizers"},
     "engine/training/corpus/writer.py": {"filelock"},
 }
