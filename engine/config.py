@@ -10,15 +10,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
@@ -117,10 +109,7 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 class Sampling(Settings):
-    """How the next token is chosen from the target's logits. Temperature 0 is greedy.
-
-    Newer settings are stored only where they have an effect, so that older runs compare equal.
-    """
+    """How the next token is chosen from the target's logits. Temperature 0 is greedy."""
 
     main_settings = "temperature top_p seed"
     without_effect = (
@@ -170,17 +159,6 @@ class Sampling(Settings):
                 raise ValueError(str(error).rstrip(".")) from error
         return self
 
-    @model_serializer(mode="wrap")
-    def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = write(self)
-        if not self.constrained:
-            del values["structured_output"], values["grammar"]
-        if not self.min_p:
-            del values["min_p"]
-        if self.greedy:
-            del values["verification"]
-        return values
-
     @property
     def constrained(self) -> bool:
         """Whether the text must follow a grammar."""
@@ -199,7 +177,7 @@ class Sampling(Settings):
 
 
 class Limits(Settings):
-    """When a text ends. `stop_token_ids` are stored only if there are any."""
+    """When a text ends."""
 
     main_settings = "max_new_tokens ignore_eos"
 
@@ -221,10 +199,3 @@ class Limits(Settings):
         strict=False,
         max_length=16,
     )
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = write(self)
-        if not self.stop_token_ids:
-            del values["stop_token_ids"]
-        return values

@@ -280,13 +280,6 @@ def test_a_token_that_forces_the_next_is_not_drawn_more_often() -> None:
 # ---- what people write
 
 
-def test_without_a_grammar_sampling_is_written_as_ever() -> None:
-    assert set(Sampling().model_dump()) == {"temperature", "top_k", "top_p", "seed"}
-    again = Sampling.parse(SAMPLINGS["regex"].model_dump())
-    assert again == SAMPLINGS["regex"]
-    assert again.replace(structured_output="none").model_dump() == Sampling().model_dump()
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [
