@@ -11,7 +11,6 @@ between the two tokens' logits in units of the dtype's spacing.
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from engine.errors import PromptError, first_line
 from engine.metrics import first_divergence
 from engine.model.clock import now, seconds
 from engine.model.labels import TokenLabels
-from engine.model.packed import PackedLinear, num_weights
+from engine.model.packed import PackedLinear
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
@@ -34,8 +33,6 @@ from engine.tree import TreeShape
 PROMPT_ROWS = 5
 TRIAL_TREE = (-1, 0, 0, 1, 1, 2, 4)
 TRIAL_TEXT = "The library opens at nine, but on Monday we wait until noon for its first visitor."
-MAX_FLOAT32_PARAMETERS = 600_000_000
-"""Larger targets are not copied to float32 for the audit; the copy takes 2.4 GB at most."""
 NEAR_TIE_UNITS = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 8.0}
 """How many spacings of the dtype two logits may lie apart and still swap by rounding alone.
 
@@ -149,7 +146,7 @@ def _trial_tokens(target: Target, count: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogitGap:
-    """The target's logits after the common prefix, in one dtype.
+    """The target's logits after the common prefix, in the run's dtype.
 
     Attributes:
         best, second: its two most probable tokens, as text.
@@ -172,17 +169,11 @@ class LogitGap:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The first divergence of a method's greedy text from plain decoding's.
-
-    Attributes:
-        view: in the run's dtype.
-        exact: in float32, for small targets whose run was not in float32.
-    """
+    """The first divergence of a method's greedy text from plain decoding's."""
 
     plain_token: str
     own_token: str
     view: LogitGap
-    exact: LogitGap | None = None
 
 
 def audit(
@@ -192,28 +183,20 @@ def audit(
     own: Sequence[int],
     *,
     allowed: Callable[[Sequence[int]], Tensor | None] = lambda committed: None,
-    in_float32: bool = True,
 ) -> Audit | None:
     """Examine the first token that differs from plain decoding's; None = no token does.
 
     Args:
         plain, own: the two outputs.
         allowed: output so far → which tokens `(vocab,)` bool may follow; None = all.
-        in_float32: also run a float32 copy of the target, if it is small.
     """
     at = first_divergence(plain, own)
     if at is None or at >= min(len(plain), len(own)):
         return None
     prefix_ids, pair = [*prompt_ids, *plain[:at]], (plain[at], own[at])
-    allowed_tokens = allowed(plain[:at])
-    exact = None
-    size = num_weights(target.model)
-    if in_float32 and target.dtype != torch.float32 and size <= MAX_FLOAT32_PARAMETERS:
-        copied = Target(copy.deepcopy(target.model).float(), target.tokenizer, name=target.name)
-        exact = _logit_gap(copied, prefix_ids, pair, allowed_tokens)
     plain_token, own_token = map(TokenLabels(target.tokenizer), pair)
-    view = _logit_gap(target, prefix_ids, pair, allowed_tokens)
-    return Audit(plain_token, own_token, view, exact)
+    view = _logit_gap(target, prefix_ids, pair, allowed(plain[:at]))
+    return Audit(plain_token, own_token, view)
 
 
 @torch.inference_mode()

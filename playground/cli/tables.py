@@ -60,5 +60,5 @@ def _verdict(section: Section) -> Iterator[Text]:
     style = "" if verdict.identical else "yellow"
     of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain decoding"
     yield plain(f"{section.name}: {of}. {section.verdict_sentence}", style=style)
-    for sentence in verdict.divergences[0].gap if verdict.divergences else ():
-        yield plain(f"  {sentence}", style=style)
+    if verdict.divergences and (gap := verdict.divergences[0].gap):
+        yield plain(f"  {gap}", style=style)

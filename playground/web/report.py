@@ -63,7 +63,7 @@ decoding’s</summary><ul>
   <li>{{ it.suite }} {{ it.prompt }}, turn {{ it.turn + 1 }}, repeat {{ it.repeat + 1 }}, from token
   {{ it.at + 1 }} on ({{ causes[it.cause][2] }}): {{ to(it.run_id, "its run") }} ·
   {{ to(it.reference_run_id, "plain decoding’s") }}
-  {%- for line in it.gap %}<span class="gap">{{ line }}</span>{% endfor %}</li>
+  {%- if it.gap %}<span class="gap">{{ it.gap }}</span>{% endif %}</li>
 {% endfor %}
 </ul></details>
 {% endif %}
@@ -145,7 +145,7 @@ def report_html(results: Results | None, log: RunLog) -> str:
 def _sentences(results: Results, section: Section) -> list[str]:
     sentences = [section.verdict_sentence] if section.overall.num_requests else []
     if section.verdict and section.verdict.divergences:
-        sentences += section.verdict.divergences[0].gap
+        sentences.append(section.verdict.divergences[0].gap)
     items = {(item.suite, item.id): item.turns[0] for item in results.plan.items}
     if 1 < len(items) <= MAX_PROMPTS and not section.reference:
         speedups = speedups_by_prompt(plain_pairs(results.requests, section.name, results.plan))

@@ -17,7 +17,7 @@ from engine.config import Sampling
 from engine.constraint import allowed_after
 from engine.formats import plural
 from engine.metrics import first_divergence
-from engine.model.audit import Audit, LogitGap, audit
+from engine.model.audit import Audit, audit
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest, Pair
@@ -68,7 +68,7 @@ class Divergence:
 
     Attributes:
         cause: whether rounding explains it.
-        gap: the target's logits of the two tokens there, a sentence per dtype.
+        gap: the target's logits of the two tokens there, as a sentence; empty if not audited.
     """
 
     suite: str
@@ -79,7 +79,7 @@ class Divergence:
     run_id: str
     reference_run_id: str
     cause: Cause = "unknown"
-    gap: tuple[str, ...] = ()
+    gap: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,7 @@ def _divergence(pair: Pair, at: int, audits: Audits) -> Divergence:
     if audit is None:
         return Divergence(*own.pair_key, at, own.run_id, plain.run_id)
     cause: Cause = "near ties" if audit.view.near_tie else "fault"
-    gap = tuple(_gap_sentence(audit, view) for view in (audit.view, audit.exact) if view)
-    return Divergence(*own.pair_key, at, own.run_id, plain.run_id, cause, gap)
+    return Divergence(*own.pair_key, at, own.run_id, plain.run_id, cause, _gap_sentence(audit))
 
 
 def num_unsteady(requests: Sequence[FinishedRequest]) -> int:
@@ -302,13 +301,10 @@ def audit_divergences(
     on_audit: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Audit the first differing answers of a configuration, and store the audits.
-
-    The very first is also checked on a float32 copy, if the target is small.
-    """
+    """Audit the first differing answers of a configuration, and store the audits."""
     differing = list(divergences(pairs))[:most]
     known = log.wait_for(partial(audits_of, log, benchmark_id)) if differing else {}
-    for n, ((own, plain), _) in enumerate(differing):
+    for (own, plain), _ in differing:
         if cancelled():
             return
         stored = log.wait_for(partial(log.get, plain.run_id))
@@ -318,7 +314,7 @@ def audit_divergences(
         texts = plain.output_ids, own.output_ids
         allowed = partial(allowed_after, target, Sampling.parse(stored.sampling))
         result = attempt(
-            partial(audit, target, stored.prompt_ids, *texts, allowed=allowed, in_float32=n == 0),
+            partial(audit, target, stored.prompt_ids, *texts, allowed=allowed),
             where=f"the audit of {own.run_id}",
         )
         if result is not None and not isinstance(result, Fault):
@@ -336,8 +332,9 @@ def audits_of(log: RunLog, benchmark_id: str) -> Audits:
     return {(one.key["own"], one.key["plain"]): _AUDIT.validate_python(one.meta) for one in stored}
 
 
-def _gap_sentence(audit: Audit, view: LogitGap) -> str:
+def _gap_sentence(audit: Audit) -> str:
     """The target's logits where two texts diverge, in a sentence."""
+    view = audit.view
     behind = view.plain_logit - view.own_logit
     return (
         f"{view.dtype}: top-2 logit gap {view.gap:.3g} ({view.best!r} over {view.second!r}; "

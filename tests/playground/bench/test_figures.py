@@ -223,7 +223,7 @@ def test_the_cause_of_differences_follows_from_their_audits(
     assert verdict.partly_examined == ("the examined ones" in trust_in(verdict, lossless=True))
     gaps = [one.gap for one in verdict.divergences]
     assert [bool(gap) for gap in gaps] == [n < len(looked) for n in range(2)]
-    assert not looked or "top-2 logit gap 0.125" in gaps[0][0]
+    assert not looked or "top-2 logit gap 0.125" in gaps[0]
 
 
 def by_two_workers(slow: float) -> list[Pair]:

@@ -103,7 +103,7 @@ def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     assert wrong.verdict is not None and wrong.verdict.divergences[0].at == at
     assert "the method is at fault" in wrong.verdict_sentence
     assert "2 of 2 texts" in wrong.verdict_sentence
-    assert "float32: top-2 logit gap" in wrong.verdict.divergences[0].gap[0]
+    assert "float32: top-2 logit gap" in wrong.verdict.divergences[0].gap
     assert len(pieces(log, runs[BASELINE_NAME].id)) == len(plain)
     cards = cards_html(raced(comparison).results, log)
     assert "the method is at fault" in cards and "pg-parting" in cards
