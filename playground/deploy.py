@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from huggingface_hub import try_to_load_from_cache
 from pydantic import Field
 
 import presets
@@ -275,7 +274,7 @@ def export_source(
         version=version,
         resolve=named,
         notes=_target_notes(spec, target),
-        hybrid=spec is not None and _is_recurrent(spec),
+        hybrid=spec is not None and spec.recurrent,
         warnings=(warning,) if warning and engine not in LOAD_GGUF else (),
     )
 
@@ -334,22 +333,6 @@ def _original_weights(gguf: str) -> str:
     """
     stem = PurePath(gguf).name.removesuffix(".gguf")
     return "ORIGINAL_WEIGHTS/" + QUANTIZATION.sub("", stem)
-
-
-def _is_recurrent(spec: TargetSpec) -> bool:
-    """Whether its preset, or its config if on this machine, says so; without a download."""
-    if spec.recurrent:
-        return True
-    file: object = None
-    if spec.hub is not None:
-        file = try_to_load_from_cache(spec.hub, "config.json", revision=spec.revision)
-    elif spec.path is not None:
-        file = str(Path(spec.path).expanduser() / "config.json")
-    if not isinstance(file, str) or not Path(file).is_file():
-        return False
-    from engine.model.facts import has_recurrent_layers
-
-    return has_recurrent_layers(Path(file).parent)
 
 
 def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:

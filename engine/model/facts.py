@@ -13,8 +13,7 @@ import transformers
 from transformers.utils.hub import cached_file
 
 from engine.errors import ConfigError, PlaygroundError, TargetError
-from engine.model.files import check_sizes, read_settings
-from engine.model.layer_types import is_recurrent
+from engine.model.files import read_settings
 from engine.model.loading import (
     WEIGHT_BITS,
     kernel_support,
@@ -171,18 +170,6 @@ def has_chat_template(spec: TargetSpec) -> bool | None:
 def _local_file(spec: TargetSpec) -> Any:
     weights = None if spec.path is None else locate(spec, Path())
     return None if weights is None or weights.gguf_file is None else open_weights(weights)[0]
-
-
-def has_recurrent_layers(folder: Path) -> bool:
-    """Whether a folder's model has recurrent layers; False if its config cannot be read."""
-    spec = TargetSpec(name=folder.name, path=str(folder))
-    try:
-        check_sizes(read_settings(folder / "config.json"), spec.name)
-        with translate_errors(spec):
-            config = read_config(Weights(str(folder), None, None, True, None))
-    except PlaygroundError:
-        return False
-    return is_recurrent(config.get_text_config())
 
 
 def _licence(weights: Weights) -> str | None:

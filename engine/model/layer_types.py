@@ -12,8 +12,6 @@ ATTENTION = {FULL[0], SLIDING[0]}
 """Types that a drafter's own layers may have."""
 NO_KV_CACHE = ("linear_attention", "conv", "mamba", "mlp", "moe")
 """Layers without keys and values; they take no mask."""
-RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}
-"""Layers with a recurrent state, which is rolled back after a rejected draft."""
 
 
 def layer_types_of(config: Any) -> tuple[str, ...]:
@@ -31,11 +29,6 @@ def kv_layers(config: Any) -> list[int]:
     types = layer_types_of(config)
     num_own = len(types) - int(getattr(config, "num_kv_shared_layers", 0) or 0)
     return [i for i, name in enumerate(types[:num_own]) if name not in NO_KV_CACHE]
-
-
-def is_recurrent(config: Any) -> bool:
-    """Whether any layer has a recurrent state."""
-    return not RECURRENT.isdisjoint(layer_types_of(config))
 
 
 def check_can_roll_back(config: Any, name: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import gradio as gr
-import huggingface_hub
 import pytest
 
 import presets
@@ -35,7 +34,6 @@ from playground.host.runner import EngineHost
 from playground.web.address import tab_switch
 from playground.web.deploy import DeployPage, engine_choice, verdict_html
 from storage import RunLog
-from tests.models import tiny_model
 from tests.playground.asks import finished, start
 from tests.storage.conftest import new_run, timed_run
 
@@ -217,25 +215,6 @@ def test_what_an_engine_cannot_do_on_a_hybrid_target_is_said(engine: str) -> Non
 
     assert HYBRID[engine] in notes("qwen3.5-4b")
     assert HYBRID[engine] not in notes("qwen3-8b")
-
-
-def test_a_folder_s_config_says_that_it_is_hybrid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By path, and by hub id where the hub's cache has its config."""
-    ngram = parse_method({"decoding_type": "NGram"})
-    for family in ("lfm2", "llama"):
-        folder = tmp_path / f"models--owner--{family}" / "snapshots" / "0"
-        tiny_model(family).config.save_pretrained(folder)
-        (folder.parents[1] / "refs").mkdir()
-        (folder.parents[1] / "refs" / "main").write_text("0")
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "config.json").write_text("{")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    hybrid = ["owner/lfm2", str(tmp_path / "models--owner--lfm2/snapshots/0")]
-    for target in (*hybrid, str(folder), "owner/llama", "owner/unknown", str(tmp_path / "damaged")):
-        said = export_source(ExportSource(ngram, target, ""), "vllm").notes
-        assert (HYBRID["vllm"] in " ".join(said)) == (target in hybrid), target
 
 
 def test_targets_with_recurrent_layers_are_marked_as_such() -> None:
