@@ -31,7 +31,6 @@ ONE_FILE = {
     "engine/model/placement.py": {"accelerate"},
     "engine/model/random_weights.py": {"tokenizers"},
     "engine/model/sources.py": {"filelock"},
-    "engine/model/tokenizer.py": {"tokenizers"},
     "engine/training/corpus/writer.py": {"filelock"},
 }
 """What one file alone may import besides."""

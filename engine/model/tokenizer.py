@@ -15,21 +15,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tokenizers import normalizers
 from transformers import PreTrainedTokenizerBase
 
 from engine.errors import PromptError, SourceError, first_line
 
 MAX_CHARS = 8 << 20
-"""Length of a text to be tokenized, at every stage of normalization."""
+"""Length of a text to be tokenized, as its normalizers may at most make it."""
 MAX_DECODER_GROWTH = 64
 GROWTH = {"NFC": 3, "NFD": 4, "Lowercase": 3, "ByteLevel": 4, "BertNormalizer": 12} | dict.fromkeys(
     ("Strip", "StripAccents", "Nmt", "Prepend"), 1
 )
 """Maximum characters per character; for compatibility forms (NFKC, NFKD) 18."""
-Stage = tuple[Any, int, int]
-"""A normalizer, the characters it makes of one at most, and the number that it adds."""
-_stages: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, list[Stage]] = (
+Growth = tuple[int, int]
+"""The characters that a normalizer makes of one at most, and the number that it adds."""
+_growths: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, list[Growth]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -101,25 +100,14 @@ def _steps(part: Any, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _check_growth(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    """Raises PromptError before a normalizer makes the text too long."""
-    if tokenizer not in _stages:
+    """Raises PromptError: a normalizer may make the text too long."""
+    if tokenizer not in _growths:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         normalizer = None if backend is None else backend.normalizer
-        _stages[tokenizer] = [_stage_of(state) for state in _steps(normalizer, "normalizers")]
-    stages = _stages[tokenizer]
-    most = len(text)
-    for _, growth, added in stages:
-        most = most * growth + added
-    if most <= MAX_CHARS:
-        return
-    for normalizer, growth, added in stages:  # the real lengths, as far as they are safe
-        _check_length(len(text) * growth + added)
-        with _panics("read this text"):
-            text = normalizer.normalize_str(text)
-    _check_length(len(text))
-
-
-def _check_length(num_chars: int) -> None:
+        _growths[tokenizer] = [_growth_of(state) for state in _steps(normalizer, "normalizers")]
+    num_chars = len(text)
+    for growth, added in _growths[tokenizer]:
+        num_chars = num_chars * growth + added
     if num_chars > MAX_CHARS:
         raise PromptError(
             f"The model's tokenizer may make {num_chars} characters of this text; at most "
@@ -127,14 +115,12 @@ def _check_length(num_chars: int) -> None:
         )
 
 
-def _stage_of(state: dict[str, Any]) -> Stage:
-    normalizer = normalizers.Lowercase()  # any class: the state replaces it
-    normalizer.__setstate__(json.dumps(state).encode())
+def _growth_of(state: dict[str, Any]) -> Growth:
     if state["type"] == "Replace":  # an expression that matches the empty string inserts, too
-        return normalizer, len(state["content"]) + 1, len(state["content"])
+        return len(state["content"]) + 1, len(state["content"])
     if state["type"] == "Precompiled":
-        return normalizer, _longest_replacement(state["precompiled_charsmap"]), 0
-    return normalizer, GROWTH.get(state["type"], 18), len(state.get("prepend", ""))
+        return _longest_replacement(state["precompiled_charsmap"]), 0
+    return GROWTH.get(state["type"], 18), len(state.get("prepend", ""))
 
 
 def _longest_replacement(charsmap: str) -> int:

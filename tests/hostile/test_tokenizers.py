@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from engine.errors import PromptError, SourceError
 from engine.model.sources import TargetSpec
-from engine.model.tokenizer import GROWTH, MAX_CHARS, check_tokenizer, decode, encode
+from engine.model.tokenizer import GROWTH, MAX_CHARS, check_tokenizer, encode
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from tests.hostile.campaign import MOST_S, Watch
@@ -89,7 +89,7 @@ def test_a_tokenizer_that_breaks_ends_its_request_and_no_other(served: Served, m
     assert answer.status_code == 400
     assert "tokenizer" in answer.json()["error"]["message"]
     until(lambda: served.host.occupancy == (0, 0))
-    assert ask(served, model, "b").status_code == 200
+    assert ask(served, "panics", "b").status_code == 200
     assert ask(served, "tiny", PANIC_TEXT).status_code == 200
     watch = Watch()
     assert httpx.get(f"{served.url}/v1/models").status_code == 200
@@ -113,17 +113,6 @@ def test_whatever_ends_a_run_leaves_the_engine_s_thread(
 
 
 # ---- bounds
-
-
-def test_growth_is_measured_where_the_bound_is_far_from_what_happens(tmp_path: Path) -> None:
-    """Stages that could multiply, but do not at this text."""
-    parts = [replace(letter, letter * 1000) for letter in "xyz"]
-    folder = changed(tmp_path / "some", normalizer=sequence("normalizers", parts))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert decode(tokenizer, encode(tokenizer, "abc")) == "abc"
-    assert len(encode(tokenizer, "x")) == 1000
-    with pytest.raises(PromptError, match="Shorten it"):
-        encode(tokenizer, "x" * (MAX_CHARS // 1000 + 1))
 
 
 @pytest.mark.parametrize(
