@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from engine.model.forward import COUNT_ROWS, MaskBuilder, RaggedBatch, cache_argument
+from engine.model.forward import COUNT_ROWS, MaskBuilder, RaggedBatch
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
@@ -121,7 +121,7 @@ class _PaddedBatch(Cache):
             attention_mask=self._masks.for_model(visible, keys, self._columns, dtype),
             use_cache=True,
             logits_to_keep=n if num_logits else 1,
-            **{cache_argument(self._target.model): self},
+            cache=self,
         )
         logits = out.logits[text.to(device), column.to(device)] if num_logits else out.logits[:0, 0]
         return TargetOutput(logits)

@@ -155,7 +155,6 @@ class ModulesForward(Forward):
         self._counts_rows = model.config.get_text_config().model_type in COUNT_ROWS
         parameters = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in parameters
-        self._cache_name = cache_argument(model)
 
     @property
     def adds_mask(self) -> bool:
@@ -191,7 +190,7 @@ class ModulesForward(Forward):
             logits_to_keep=logits_to_keep,
             # With `use_cache` MiniMax accepts its own cache class only; all models write to theirs.
             use_cache=self._model.config.model_type != "minimax",
-            **{self._cache_name: cache},
+            cache=cache,
             **({"position_ids": positions[None]} if self._takes_positions else {}),
         )
         return TargetOutput(out.logits[0], *self._features.take())
@@ -204,16 +203,6 @@ class ModulesForward(Forward):
     def close(self) -> None:
         self._features.close()
         self._model = None
-
-
-def cache_argument(module: nn.Module) -> str:
-    """Name under which a model or layer of transformers takes its cache.
-
-    It is `cache` from 5.24 on; before, and in code that comes with a checkpoint,
-    `past_key_values`, or `cache_params` where there is a recurrent state.
-    """
-    params = inspect.signature(type(module).forward).parameters
-    return next((name for name in ("cache", "cache_params") if name in params), "past_key_values")
 
 
 class MaskBuilder:

@@ -15,8 +15,6 @@ https://ai.google.dev/gemma/docs/mtp/mtp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,31 +90,10 @@ def load_assistant(location: str, target: Target) -> Any:
             f"{location} reads keys and values of another model than {target.name}. Use the "
             "assistant that was published for this target."
         )
-    with translate_errors(spec), _all_shared(type(text_config)):
+    with translate_errors(spec):
         model = read_weights(spec, weights, target.dtype)
     prepare_attention(model)
     return model.to(target.device).requires_grad_(False).eval()  # type: ignore[arg-type]
-
-
-@contextmanager
-def _all_shared(config: Any) -> Iterator[None]:
-    """Lets all layers of a model share keys and values of others, as an assistant's do.
-
-    `config` is a class. transformers 5.23 makes assistants with such a config, and then refuses it,
-    because no layer computes the keys and values that the others share.
-    """
-    original = config.kv_sharing_modes
-
-    def modes(self: Any) -> list[str | None]:
-        if self.num_kv_shared_layers < self.num_hidden_layers:
-            return list(original.fget(self))
-        return ["reuse"] * self.num_hidden_layers
-
-    config.kv_sharing_modes = property(modes)
-    try:
-        yield
-    finally:
-        config.kv_sharing_modes = original
 
 
 def _head_dims(config: Any) -> dict[str, int]:

@@ -34,7 +34,7 @@ from engine.errors import DrafterError, first_line
 from engine.kernels.cpu.operators import topk
 from engine.model.cache import TreeCache
 from engine.model.files import READ_ERRORS
-from engine.model.forward import MaskBuilder, cache_argument
+from engine.model.forward import MaskBuilder
 from engine.model.layer_types import ATTENTION
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal
@@ -296,7 +296,7 @@ class MTPDrafter(FeatureDrafter):
             position_embeddings=rotary,
             attention_mask=mask[kind] if isinstance(mask, dict) else mask,
             position_ids=positions,
-            **{cache_argument(mtp.layers[k]): self._cache},
+            cache=self._cache,
         )
         if mtp.use_shared_post_norm:
             out = mtp.shared_post_norm(out)

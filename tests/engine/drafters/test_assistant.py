@@ -14,12 +14,7 @@ from transformers.generation.candidate_generator import (
 )
 
 import presets
-from engine.drafters.heads.assistant import (
-    AssistantConfig,
-    _all_shared,
-    load_assistant,
-    shared_layers,
-)
+from engine.drafters.heads.assistant import AssistantConfig, load_assistant, shared_layers
 from engine.errors import DrafterError
 from engine.model.target import Target
 from tests.engine.drafters import judges
@@ -37,8 +32,7 @@ def save_assistant(folder: Path, target: Target, **overrides: Any) -> Path:
         **{"text_config": text, "backbone_hidden_size": target.hidden_size, **overrides},
     )
     torch.manual_seed(1)
-    with _all_shared(type(text)):
-        model: Any = AutoModelForCausalLM.from_config(config)
+    model: Any = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from engine.drafters.blocks.dflash import DFlashConfig
 from engine.errors import DrafterError
-from engine.model.forward import cache_argument
 from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import LayerFormula
@@ -104,7 +103,7 @@ def block_outputs(target: Target, model: Any, text: list[int]) -> Tensor:
         noise_embeds=target.embedding(ids),
         context_hidden_states=context,
         position_ids=torch.arange(n + block)[None],
-        **{cache_argument(model): cache},
+        cache=cache,
     ).last_hidden_state[0]
     return hidden
 

@@ -16,7 +16,7 @@ from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.drafters.heads.mtp import MTPConfig, load_layers
 from engine.errors import DrafterError
-from engine.model.forward import cache_argument, prepare_attention
+from engine.model.forward import prepare_attention
 from engine.model.target import Target
 from engine.sampling import SeededDraws
 from engine.tree import TreeShape
@@ -260,7 +260,7 @@ def test_qwens_layer_drafts_what_it_says_and_the_text_is_plain_decodings(
                 position_embeddings=layers.rotary_emb(hidden, position_ids=rows),
                 attention_mask=None,
                 position_ids=rows,
-                **{cache_argument(layers.layers[0]): None},
+                cache=None,
             )
             first = int(target.output(out[0, -1]).argmax())
         assert text.steps[0].tokens[1] == first
