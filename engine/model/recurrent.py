@@ -23,7 +23,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from engine.model.cache import RecurrentStates, States
 from engine.tree import upload
 
-Traversal = Literal["levels", "branches"]
 Inputs = dict[str, Any]
 """A layer's arguments; tensors of rows are `(batch, rows, …)`."""
 
@@ -116,16 +115,6 @@ class RecurrentLayers:
     def __len__(self) -> int:
         return len(self._mixers)
 
-    @property
-    def traversal(self) -> Traversal | None:
-        """None = chosen by the shape of the tree."""
-        return self._mixers[0].traversal
-
-    def set_traversal(self, traversal: Traversal | None) -> None:
-        """Use this traversal wherever the kernels support it."""
-        for mixer in self._mixers:
-            mixer.traversal = traversal if mixer.takes_initial_state else "levels"
-
     @contextlib.contextmanager
     def using(
         self, states: RecurrentStates | None, parents: tuple[int, ...] | None
@@ -153,8 +142,7 @@ class _Mixer:
         self._module, self._layers, self._number = module, layers, number
         self._forward = module.forward
         self._signature = inspect.signature(self._forward)
-        self.takes_initial_state = NO_INITIAL_STATE.search(inspect.getsource(type(module))) is None
-        self.traversal: Traversal | None = None if self.takes_initial_state else "levels"
+        self._takes_initial_state = NO_INITIAL_STATE.search(inspect.getsource(type(module))) is None
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,8 +162,8 @@ class _Mixer:
         layout = _layout(run.parents, _rows(inputs).device)
         one_long = len(layout.branches) == 1 and len(layout.levels) > MAX_LEVELS
         convolves = bool(before) and all(kind == "conv" for kind, _ in before)
-        traversal = self.traversal or ("branches" if one_long or convolves else "levels")
-        run_rows = self._by_branches if traversal == "branches" else self._by_levels
+        by_branches = self._takes_initial_state and (one_long or convolves)
+        run_rows = self._by_branches if by_branches else self._by_levels
         return run_rows(run, layout, inputs, before)
 
     def _by_levels(self, run: _Run, layout: _Layout, inputs: Inputs, before: States) -> Any:
@@ -225,7 +213,7 @@ class _Mixer:
         """Run the rows of one text; its output, and the states after the last row."""
         first = _rows(inputs)
         index = torch.arange(first.shape[1], device=first.device)
-        if len(index) == 1 or not before or self.takes_initial_state:
+        if len(index) == 1 or not before or self._takes_initial_state:
             return self._call(states, inputs, _copy_states(before, index[:1]))
         outputs = []
         for row in index:

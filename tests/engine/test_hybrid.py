@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from engine.drafters import parse_method
 from engine.errors import TargetError
 from engine.metrics import measure
 from engine.model.layer_types import check_can_roll_back
-from engine.model.recurrent import Traversal
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import Step
@@ -45,7 +43,6 @@ from tests.models import (
 NEW_TOKENS = 12
 PROMPT = [7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10, 11, 7, 8, 9, 10, 7, 8]
 """Longer than a chunk of any layer and than the convolutions are wide."""
-WAYS: tuple[Traversal, ...] = ("levels", "branches")
 KINDS = ("qwen3_5_text", "lfm2", "jamba", "granitemoehybrid")
 """One family each of delta rule, convolution, state space and its second form."""
 ONE_OF_EACH_KIND = [family if family in KINDS else slow(family) for family in HYBRIDS]
@@ -63,18 +60,6 @@ METHODS: dict[str, dict[str, Any]] = {
 @functools.cache
 def target_of(family: str) -> Target:
     return tiny_target(family, eos_token_id=None)
-
-
-def ways_of(target: Target) -> Iterator[Traversal]:
-    """What its layers can do, each set in turn; tests share the target."""
-    layers = target.recurrent
-    try:
-        for traversal in WAYS if len(layers) else WAYS[:1]:
-            layers.set_traversal(traversal)
-            if len(layers) == 0 or layers.traversal == traversal:
-                yield traversal
-    finally:
-        layers.set_traversal(None)
 
 
 def same_states(target: Target, ours: Any, text: list[int]) -> None:
@@ -101,22 +86,21 @@ def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -
     target, rng = target_of(family), random.Random(7)
     recurrent = len(target.recurrent) > 0
     assert recurrent == (family in {*HYBRIDS} - {"llama4_text"})  # it has attention alone
-    for _ in ways_of(target):
-        text, cache = list(PROMPT), target.new_cache(8)
-        for piece in (PROMPT[:4], PROMPT[4:5], PROMPT[5:]):
-            target.prefill(piece, cache, Needs())
-        for turn in range(3):
-            size = 9 if recurrent else 20
-            shape = TreeShape(random_parents(rng, size) if turn else [-1, 0, 1, 2, 3])
-            tokens = tokens_of(rng, len(shape))
-            shown = target.verify(Proposal(torch.tensor(tokens), shape), cache, Needs())
-            for node in [rng.randrange(size)] if recurrent and turn else range(len(shape)):
-                seen = [tokens[i] for i in (0, *shape.path_to(node))]
-                assert_close(shown.logits[node], plain_logits(target, text + seen))
-            path = random_path(rng, shape)
-            cache.commit(path)
-            text += [tokens[node] for node in path]
-        same_states(target, cache, text)
+    text, cache = list(PROMPT), target.new_cache(8)
+    for piece in (PROMPT[:4], PROMPT[4:5], PROMPT[5:]):
+        target.prefill(piece, cache, Needs())
+    for turn in range(3):
+        size = 9 if recurrent else 20
+        shape = TreeShape(random_parents(rng, size) if turn else [-1, 0, 1, 2, 3])
+        tokens = tokens_of(rng, len(shape))
+        shown = target.verify(Proposal(torch.tensor(tokens), shape), cache, Needs())
+        for node in [rng.randrange(size)] if recurrent and turn else range(len(shape)):
+            seen = [tokens[i] for i in (0, *shape.path_to(node))]
+            assert_close(shown.logits[node], plain_logits(target, text + seen))
+        path = random_path(rng, shape)
+        cache.commit(path)
+        text += [tokens[node] for node in path]
+    same_states(target, cache, text)
 
 
 @pytest.mark.parametrize("family", [*ONE_OF_EACH_KIND, *LIMITED])
@@ -126,14 +110,11 @@ def test_greedy_output_equals_transformers_generate(family: str) -> None:
     limit: dict[str, Any] = {"time_step_min": 2.0} if family in LIMITED else {}
     target = tiny_target(name, eos_token_id=None, **limit)
     output = plain_greedy(target, PROMPT, NEW_TOKENS)
-    for traversal in ways_of(target):
-        for truth, shape in ((0.0, "any"), (0.7, "seldom"), (1.0, "chain")):
-            drafter = ScriptedDrafter(
-                output, vocab=target.vocab_size, shape=SHAPES[shape], truth=truth
-            )
-            text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
-            assert text.output == output, (traversal, truth)
-            assert (text.num_accepted > 0) == (truth > 0)
+    for truth, shape in ((0.0, "any"), (0.7, "seldom"), (1.0, "chain")):
+        drafter = ScriptedDrafter(output, vocab=target.vocab_size, shape=SHAPES[shape], truth=truth)
+        text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
+        assert text.output == output, truth
+        assert (text.num_accepted > 0) == (truth > 0)
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
