@@ -26,7 +26,6 @@ from engine.model.loading import (
 )
 from engine.model.packed import num_weights
 from engine.model.placement import (
-    DeviceShare,
     all_free_bytes,
     first_device,
     free_bytes,
@@ -52,7 +51,7 @@ class TargetFacts:
         slow: why the compiled kernels do not run it; None where they do, or on other devices.
         quantization: types of a GGUF file's matrices, by number of weights.
         fault: why it cannot be loaded here; None = no reason known.
-        shares: per device, where it is placed on several.
+        shares: as in `Placement`, where it is placed on several devices.
     """
 
     architecture: str
@@ -64,7 +63,7 @@ class TargetFacts:
     licence: str | None
     fault: str | None
     slow: str | None = None
-    shares: tuple[DeviceShare, ...] = ()
+    shares: tuple[str, ...] = ()
     quantization: tuple[str, ...] = ()
 
 
@@ -79,7 +78,7 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     where = pick_device(first_device(device))
     torch_dtype, bits = pick_dtype(dtype, where), WEIGHT_BITS.get(dtype)
     weights = locate(spec, cache_dir)
-    empty, slow, shares = None, None, tuple[DeviceShare, ...]()
+    empty, slow, shares = None, None, tuple[str, ...]()
     with translate_errors(spec):
         file, num_bytes = open_weights(weights)
         if file is not None:

@@ -26,30 +26,16 @@ _PART = re.compile(r"(cpu|disk|cuda:\d+)(?:=(\d+(?:\.\d+)?)(MiB|GiB))?")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceShare:
-    """A device's share of a model's weights.
+class Placement:
+    """accelerate's device map of a model's modules.
 
     Attributes:
-        num_bytes: of the weights placed on it.
-        limit_bytes: its limit, or its free memory; None = unknown.
+        shares: per device in order, its share of the weights and its limit or free memory, if
+            known: `cuda:0 1.2 of 3.0 GiB`.
     """
 
-    device: str
-    num_bytes: int
-    limit_bytes: int | None
-
-    @property
-    def text(self) -> str:
-        limit = "" if self.limit_bytes is None else f" of {self.limit_bytes / 2**30:.1f}"
-        return f"{self.device} {self.num_bytes / 2**30:.1f}{limit} GiB"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """accelerate's device map of a model's modules; `shares` are in the order of the devices."""
-
     device_map: Mapping[str, int | str]
-    shares: tuple[DeviceShare, ...]
+    shares: tuple[str, ...]
 
 
 def is_placement(device: str) -> bool:
@@ -95,14 +81,19 @@ def place_layers(
     num_bytes = dict.fromkeys((_key(name) for name in limits), 0)
     for module, where in device_map.items():
         num_bytes[where] = num_bytes.get(where, 0) + sizes[module]
-    shares = tuple(DeviceShare(name, num_bytes[_key(name)], limits[name]) for name in limits)
+    shares = tuple(_share(name, num_bytes[_key(name)], limits[name]) for name in limits)
     if DISK in device_map.values() and DISK not in limits:
         excess = f"{num_bytes[DISK] / 2**30:.1f} GiB too much"
         raise OutOfMemoryError(
-            f"Its weights do not fit: {', '.join(s.text for s in shares)}, and {excess}. Add a "
+            f"Its weights do not fit: {', '.join(shares)}, and {excess}. Add a "
             "device, such as cpu or disk, or choose a smaller dtype."
         )
     return Placement(device_map, shares)
+
+
+def _share(device: str, num_bytes: int, limit_bytes: int | None) -> str:
+    limit = "" if limit_bytes is None else f" of {limit_bytes / UNITS['GiB']:.1f}"
+    return f"{device} {num_bytes / UNITS['GiB']:.1f}{limit} GiB"
 
 
 def _key(name: str) -> int | str:

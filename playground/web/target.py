@@ -90,7 +90,7 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
     """Names of facts, and the facts as text."""
     free = "" if facts.free_bytes is None else f", {size(facts.free_bytes)} free"
     if facts.shares:
-        free = f": {', '.join(share.text for share in facts.shares)}"
+        free = f": {', '.join(facts.shares)}"
     context = "not stated" if facts.context_len is None else f"{facts.context_len:,} tokens"
     return [
         ("model", spec.title or spec.name),

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel
 from engine.drafters import parse_method
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.facts import facts_of
-from engine.model.placement import place_layers
+from engine.model.placement import UNITS, place_layers
 from engine.model.reading import empty_model
 from engine.model.sources import TargetSpec
 from tests.engine.drafters.judges import write
@@ -20,6 +20,12 @@ from tests.models import build_context, load_tiny, save_tiny
 
 ROOM = 2 * 2**20
 """A third of the model's float32 weights."""
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of shares is in MiB, as if these were GiB."""
+    monkeypatch.setitem(UNITS, "GiB", UNITS["MiB"])
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +63,11 @@ def test_two_cards_share_a_model_without_cutting_a_layer(empty: PreTrainedModel)
     layers = {k: v for k, v in placement.device_map.items() if ".layers." in k}
     assert list(layers.values()) == sorted(layers.values()) and set(layers.values()) == {0, 1}
     assert all(k.count(".") == 2 for k in layers)
-    assert all(0 < share.num_bytes <= (share.limit_bytes or 0) for share in placement.shares)
+    for share in placement.shares:
+        _, size, _, limit, _ = share.split()
+        assert 0 < float(size) <= float(limit) == 4
     limited = place_layers(empty, "cuda:1=2MiB,cpu", torch.float32, free)
-    assert [share.limit_bytes for share in limited.shares] == [2 * 2**20, 1 << 40]
+    assert [share.split()[3] for share in limited.shares] == ["2.0", "1048576.0"]
 
 
 def test_what_does_not_fit_names_every_device(empty: PreTrainedModel) -> None:
@@ -71,9 +79,10 @@ def test_what_does_not_fit_names_every_device(empty: PreTrainedModel) -> None:
 def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
     spec = TargetSpec(name="tiny", path=str(folder))
     facts = facts_of(spec, dtype="float32", device="cpu=2MiB,disk", cache_dir=tmp_path)
-    assert facts.fault is None and [share.device for share in facts.shares] == ["cpu", "disk"]
-    total = sum(share.num_bytes for share in facts.shares)
-    assert total == pytest.approx(facts.num_bytes, abs=999)  # buffers are no parameters
+    (cpu, in_memory, *_), (disk, on_disk, _) = (share.split() for share in facts.shares)
+    assert facts.fault is None and (cpu, disk) == ("cpu", "disk")
+    total = float(in_memory) + float(on_disk)
+    assert total == pytest.approx(facts.num_bytes / 2**20, abs=0.1)
     facts = facts_of(spec, dtype="float32", device="cpu=2MiB", cache_dir=tmp_path)
     assert facts.fault is not None and "do not fit" in facts.fault
 
