@@ -30,7 +30,6 @@ ONE_FILE = {
     "engine/kernels/cpu/gguf_model.py": {"gguf"},
     "engine/model/placement.py": {"accelerate"},
     "engine/model/random_weights.py": {"tokenizers"},
-    "engine/model/sources.py": {"filelock"},
     "engine/training/corpus/writer.py": {"filelock"},
 }
 """What one file alone may import besides."""

