@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Self
 
 from playground.experiments.finished import FinishedRequest, plain_pairs
 from playground.experiments.plan import ExperimentPlan, Halving
@@ -36,6 +38,17 @@ class Chooser:
         self.faults: dict[str, str] = {}
         self._begin_s: float | None = None
 
+    @classmethod
+    def of(
+        cls, plan: ExperimentPlan, requests: Iterable[FinishedRequest], faults: Mapping[str, str]
+    ) -> Self:
+        """The choice after these requests."""
+        chooser = cls(plan)
+        chooser.faults.update(faults)
+        for request in requests:
+            chooser.add(request)
+        return chooser
+
     def begin(self) -> None:
         """Start the clock; the target is loaded."""
         self._begin_s = time.monotonic()
@@ -52,6 +65,11 @@ class Chooser:
     def remaining_s(self) -> float | None:
         """Seconds until the time is up; None without a limit."""
         return None if self.budget_s is None else max(0.0, self.budget_s - self._spent_s)
+
+    @property
+    def spent_share(self) -> float | None:
+        """Share of the time that is spent; None without a limit."""
+        return None if self.budget_s is None else min(1.0, self._spent_s / self.budget_s)
 
     @property
     def is_over(self) -> bool:

@@ -170,4 +170,7 @@ class Experiment(Job):
 
     def _read_results(self) -> None:
         version = f"running here {len(self.requests)}"
-        self.results = version, read_results(self.log, self.id, self.requests)
+        self.results = (
+            version,
+            read_results(self.log, self.id, self.requests, faults=self.chooser.faults),
+        )

@@ -6,18 +6,17 @@ The experiment chooses its configurations by successive halving.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from engine.errors import ConfigError
-from engine.metrics import EQUAL_MARGIN
-from playground.experiments.experiment import Experiment
 from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import first_turns, typed_item
-from playground.experiments.report.report import Section, make_report
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
 from storage import PLAIN
 
+OWNER = "fastest"
+"""Of searches: each needs the whole machine, so a new one ends the old."""
 BUDGET_S = 60.0
 """Duration of a search."""
 MAX_TOKENS = 48
@@ -25,8 +24,6 @@ MAX_TOKENS = 48
 MAX_REPEATS = 12
 NUM_PROMPTS = 3
 """Prompts of a suite, if no prompt was written."""
-
-# ---- the candidates
 
 
 def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
@@ -77,60 +74,3 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
             "limits": request.limits.replace(max_new_tokens=most),
         }
     )
-
-
-# ---- the search
-
-State = Literal["waiting", "running", "kept", "dropped", "failed"]
-
-
-class Ranking:
-    """The current ranking of the methods of a search.
-
-    Attributes:
-        report: on the answers so far.
-        sections: those of the methods; the ones that continue first, the fastest on top.
-    """
-
-    def __init__(self, search: Experiment) -> None:
-        self._search = search
-        plan, requests, running = search.plan, tuple(search.requests), search.chooser.running
-        faults = search.chooser.faults
-        self.report = make_report(plan, requests, faults=faults, running=running)
-        order = lambda one: (self.state(one) in ("running", "kept"), ratio_of(one))  # noqa: E731
-        self.sections = sorted(self.report.configurations[1:], key=order, reverse=True)
-
-    def state(self, section: Section) -> State:
-        if section.fault:
-            return "failed"
-        if not section.overall.num_requests:
-            return "waiting"
-        if section.name not in self._search.chooser.running:
-            return "dropped"
-        return "kept" if self._search.over.is_set() else "running"
-
-    @property
-    def leader(self) -> Section | None:
-        """The fastest so far, if faster than plain decoding; may rest on a single answer."""
-        first = next(iter(self.sections), None)
-        return first if first and ratio_of(first) > 1 + EQUAL_MARGIN else None
-
-    @property
-    def advice(self) -> str:
-        """The recommended method, the reason, how certain it is, and what was measured."""
-        plan, leader = self._search.plan, self.leader
-        own = plan.items[0].suite == TYPED
-        prompts = "your prompt" if own else f"{len(plan.items)} shipped prompts"
-        target = plan.target.title or plan.target.name
-        tried = f"Tried on {prompts}, {plan.limits.max_new_tokens} tokens each, with {target}."
-        if waiting := [one.name for one in self.sections if self.state(one) == "waiting"]:
-            tried += f" Time ran out before {', '.join(waiting)}."
-        why = leader.why.because if leader and leader.why else ""
-        headline = self.report.headline or "Nothing was measured."
-        return " ".join(filter(None, (headline, why, tried)))
-
-
-def ratio_of(section: Section) -> float:
-    """Its speedup; 0 where none can be given."""
-    speedup = section.overall.speedup
-    return (speedup and speedup.ratio) or 0.0

@@ -262,10 +262,15 @@ class ExperimentPlan(Settings):
 
     @property
     def extent(self) -> str:
-        """The number of requests as a product; a prompt of two turns makes two requests."""
+        """The number of requests as a product; a prompt of two turns makes two requests.
+
+        A search has as many as its time allows.
+        """
         prompts, turns = plural(len(self.items), "prompt"), self.num_turns // self.repeats
         texts = f"{turns} turns of {prompts}" if turns > len(self.items) else prompts
         configurations = plural(len(self.configurations), "configuration")
+        if isinstance(self.chooser, Halving):
+            return f"{texts} × {configurations}, the slower half dropped after each repeat"
         factors = f"{texts} × {configurations} × {plural(self.repeats, 'repeat')}"
         return f"{factors} = {plural(self.num_requests, 'request')}"
 

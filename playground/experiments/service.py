@@ -15,7 +15,7 @@ from playground.experiments.cluster import PoolConfig, workers
 from playground.experiments.comparison import Comparison
 from playground.experiments.experiment import Experiment
 from playground.experiments.finished import finished_requests
-from playground.experiments.job import Job, Jobs, State, time_left
+from playground.experiments.job import Jobs, State, time_left
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, SweepPlan
 from playground.experiments.prompts import read_suite_text
@@ -64,7 +64,7 @@ class ExperimentState:
     """
 
     row: Benchmark
-    job: Job | None
+    job: Experiment | None
     version: str
     results: Any
 
@@ -80,7 +80,8 @@ class ExperimentState:
     def text(self) -> str:
         """Its progress and current activity, or how it ended."""
         now, sweep = self.job and self.job.progress, self.results
-        parts = [f"{now.num_done} of {now.num_planned}"] if now else []
+        is_search = self.job is not None and self.job.plan.kind == "fastest"
+        parts = [f"{now.num_done} of {now.num_planned}"] if now and not is_search else []
         if isinstance(sweep, SweepReport):
             parts = [f"{sweep.num_done} of {sweep.plan.num_trials} trials"]
         if now:
@@ -90,9 +91,11 @@ class ExperimentState:
 
     @property
     def share(self) -> float | None:
-        """The share that is done, if it runs here."""
-        now = self.job and self.job.progress
-        return None if self.job is None else now.share if now else 0.0
+        """The share that is done, or of a search's time, if it runs here."""
+        if self.job is None:
+            return None
+        now, spent = self.job.progress, self.job.chooser.spent_share
+        return spent if spent is not None else now.share if now else 0.0
 
     @property
     def resume(self) -> str:
@@ -193,7 +196,7 @@ class Experiments:
     ) -> None:
         """Queue it, then `write` to the log that it runs."""
         plan = experiment.plan
-        experiment.has_live_report = plan.kind == "benchmark"
+        experiment.has_live_report = plan.kind in ("benchmark", "fastest")
 
         def by_workers(pool: PoolConfig) -> Summary:
             host, url = self._host, self._log.url

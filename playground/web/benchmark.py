@@ -10,23 +10,25 @@ from typing import Any
 import gradio as gr
 
 from engine.config import Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import read_text
 from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
-from playground.experiments.forms import LIMITS, BenchmarkForm, Extent
+from playground.experiments.forms import LIMITS, BenchmarkForm, Extent, closest_method
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.prompts import GROUPS, in_order, items_of
 from playground.experiments.report.columns import Cell, by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
-from playground.experiments.report.report import FORMULAS, Results
+from playground.experiments.report.report import FORMULAS, Report, Results, Section
 from playground.experiments.service import ExperimentState
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.runs.query import TableQuery
+from playground.trees.methods import tree_method
 from playground.web.configurations import ConfigurationPicker, read_configurations
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
@@ -89,10 +91,16 @@ class BenchmarkPage(ExperimentPage):
     def _report(self) -> None:
         head = gr.HTML(elem_id="pg-benchmark-head")
         with gr.Row(elem_classes="pg-bar"):
+            self.configuration = gr.Dropdown(
+                [], label="Configuration", elem_id="pg-benchmark-configuration"
+            )
+            titles = {"use": "Use in Generate", "tune": "Tune its tree", "deploy": "Deploy"}
             self.page_buttons = {
                 name: gr.Button(title, size="sm", elem_id=f"pg-benchmark-{name}")
-                for title, name in (("Runs", "runs"), ("Tune the tree", "tune"))
+                for name, title in titles.items()
             }
+        with gr.Row(elem_classes="pg-bar"):
+            self.page_buttons["runs"] = gr.Button("Runs", size="sm", elem_id="pg-benchmark-runs")
             self.files = {
                 name: gr.Button(name, size="sm", elem_classes="pg-file") for name in FILES
             }
@@ -104,12 +112,6 @@ class BenchmarkPage(ExperimentPage):
         choices = [(title, kind) for kind, (title, _) in PLOTS.items()]
         plot_kind = gr.Radio(choices, value="speedup", label="Plot")
         plot = gr.Plot(visible=False, show_label=False, elem_id="pg-benchmark-plot")
-        with gr.Row(elem_classes="pg-bar"):
-            self.configuration = gr.Dropdown(
-                [], label="Configuration", elem_id="pg-benchmark-configuration"
-            )
-            button = gr.Button("Deploy", size="sm", elem_id="pg-benchmark-deploy")
-            self.page_buttons["deploy"] = button
         latency = gr.HTML()
         differing = gr.HTML(elem_id="pg-benchmark-differing")
         formula_list(FORMULAS)
@@ -174,44 +176,66 @@ class BenchmarkPage(ExperimentPage):
         kind, plot, configuration = options
         report = results.report
         names = [section.name for section in report.configurations]
-        configuration = configuration if configuration in names else names[-1]
+        best = f"Highest speedup: {report.leader}"
         groups = by_group(report, kind, GROUPS)
         rows = [[Cell(one.name, hint=one.title), *cells] for one, cells in groups.rows]
         return [
             head_html(results),
-            summary_html(results),
+            summary_html(results, self.catalog.resolve),
             table_html(f"By kind of task: {kind}", {"configuration": "", **groups.heads}, rows),
             gr.Plot(report_figure(report, results.requests, plot), visible=True),
-            gr.Dropdown(names, value=configuration),
-            latency_html(report.section(configuration)),
+            gr.Dropdown(
+                [(best, ""), *zip(names, names, strict=True)],
+                value=configuration if configuration in names else "",
+            ),
+            latency_html(section_of(report, configuration)),
             cards_html(results, self.log),
         ]
 
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
         return f"benchmark-{picked}-{name}", self.experiments.file(read_key(picked), name)
 
-    def listen(self, runs: Page, tree: Page, deploy: Page) -> None:
-        """Open a benchmark on the Runs and Tree pages, and a configuration on the Deploy page."""
+    def listen(self, runs: Page, tree: Page, deploy: Page, generate: Page) -> None:
+        """Open a benchmark's runs, and a configuration on the Generate, Tree and Deploy pages."""
 
         def show_runs(picked: Any) -> Updates:
             return runs.open(TableQuery(benchmark_id=read_key(picked)))
 
-        def tune(picked: Any) -> Updates:
-            target = self.experiments.look(read_key(picked)).results.plan.target.name
-            return tree.open(target=target, benchmark=picked)
+        def picked_method(picked: Any, name: Any) -> tuple[str, str, MethodConfig]:
+            """Target of a benchmark, and key and settings of a configuration."""
+            results = self.experiments.look(read_key(picked)).results
+            plan, section = results.plan, section_of(results.report, name)
+            target, config = plan.target.name, plan.configuration(section.name).config
+            return target, closest_method(self.catalog, config, target), config
+
+        def use(picked: Any, name: Any) -> Updates:
+            target, method, config = picked_method(picked, name)
+            return generate.open(target, method, config.model_dump(exclude={"decoding_type"}))
+
+        def tune(picked: Any, name: Any) -> Updates:
+            target, method, _ = picked_method(picked, name)
+            tuned = tree_method(self.catalog, method, target)
+            return tree.open(method=tuned.key, target=target, benchmark=picked)
 
         def export(picked: Any, configuration: Any) -> Updates:
             report = self.experiments.look(read_key(picked)).results.report
-            sections = [one for one in report.configurations if one.name == configuration]
-            if not sections or sections[0].example_run is None:
+            run = section_of(report, configuration).example_run
+            if run is None:
                 raise ConfigError("No request of this configuration is completed yet.")
-            return deploy.open(ExportForm(run=sections[0].example_run))
+            return deploy.open(ExportForm(run=run))
 
         picked, one = [self.picker], [self.picker, self.configuration]
         buttons = self.page_buttons
-        open_on_click(buttons["tune"], tune, picked, tree.open_outputs, self.state)
+        open_on_click(buttons["use"], use, one, generate.open_outputs, self.state)
+        open_on_click(buttons["tune"], tune, one, tree.open_outputs, self.state)
         open_on_click(buttons["deploy"], export, one, deploy.open_outputs, self.state)
         open_on_click(buttons["runs"], show_runs, picked, runs.open_outputs, self.state)
+
+
+def section_of(report: Report, name: object) -> Section:
+    """The section of a configuration; by default of the one with the highest speedup."""
+    own = next((one for one in report.configurations if one.name == name), None)
+    return own or report.section(report.leader)
 
 
 def form_of(values: Mapping[str, Any]) -> dict[str, Any]:

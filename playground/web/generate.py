@@ -12,6 +12,7 @@ from anyio.to_thread import run_sync
 from engine import formats
 from engine.model.facts import has_chat_template
 from playground.errors import Fault, attempt, attempt_aside
+from playground.experiments.fastest import OWNER, plan_of
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.doctor import diagnose
@@ -28,8 +29,8 @@ from playground.host.result import as_set_sentence
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.address import address_js, link_params, switch_to
+from playground.web.benchmark import BenchmarkPage
 from playground.web.components import hidden_value, static_text, token_panels
-from playground.web.fastest import FastestPanel
 from playground.web.forms import (
     QUEUED,
     RAW,
@@ -72,6 +73,11 @@ CLEAR_CHAT_PROMPT = """(mode) => {
   return mode === "chat" && typed.trim() === sent.trim() ? "" : typed;
 }"""
 """Clears the box of the prompt that was sent, and keeps what was typed since."""
+SHOW_SEARCH = """() => setTimeout(() => {
+  const report = document.querySelector("#pg-benchmark .pg-main");
+  if (report?.getBoundingClientRect().top > innerHeight / 2) report.scrollIntoView();
+}, 300)"""
+"""Scrolls past the form of the Benchmark page, where that is above the report."""
 
 
 class GeneratePage:
@@ -92,10 +98,10 @@ class GeneratePage:
     ) -> None:
         """`tab` identifies the browser tab; `tabs` selects a page."""
         self.host, self.tab, self.tabs = host, tab, tabs
+        self.experiments = experiments
         self.catalog: Catalog = host.catalog
         self.history = history
         self.form_values = GenerateForm(host)
-        self.fastest = FastestPanel(host, experiments)
         with gr.Row():
             with gr.Column(elem_id="pg-side"):
                 self._side()
@@ -147,7 +153,6 @@ class GeneratePage:
         """The third: whether the page, not the user, chose Completion."""
         self._buttons()
         self.examples = Examples(self.catalog, self.target)
-        self.fastest.panel()
         gr.HTML(static_text("welcome.html"), elem_id="pg-welcome")
         self.panel = token_panels(
             self.history, placeholder=PLACEHOLDER, elem_id="pg-panel", tab="generate"
@@ -157,7 +162,7 @@ class GeneratePage:
         with gr.Row(elem_id="pg-buttons"):
             self.generate = gr.Button("Generate", variant="primary", elem_id="pg-generate")
             self.stop = gr.Button("Stop", elem_id="pg-stop")
-            self.fastest.button()
+            self.search = gr.Button("Find the fastest", elem_id="pg-fastest-start")
             self.again = gr.Button("Run again", elem_id="pg-again")
             self.new_chat = gr.Button("New chat", elem_id="pg-new")
             gr.HTML("Ctrl+Enter generates · Esc stops · Ctrl+K goes anywhere", elem_id="pg-keys")
@@ -195,7 +200,6 @@ class GeneratePage:
         self.examples.listen(self)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **UNQUEUED)
         self.stop.click(self.stop_runs, [self.tab, self.panel], None, api_name="stop", **UNQUEUED)
-        self.fastest.listen(inputs[:-1], self._search_request)
         self._listen_to_pickers()
 
     def _listen_to_pickers(self) -> None:
@@ -209,7 +213,6 @@ class GeneratePage:
             **RAW,
         )
         self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **UNQUEUED)
-        self.target.input(self.fastest.hide_finished, None, self.fastest.column, **UNQUEUED)
         form = [self.method, self.form.spec]
         self.method.change(self.pick_method, form, self.form.spec, **RAW)
         changes = [self.target.change, self.form.values.change]
@@ -413,6 +416,28 @@ class GeneratePage:
         self.target.input(None, self.target, list(others), js=same, **UNQUEUED)
         pickers = [self.target, *others]
         page.load(lambda: self.opener.menus(pickers), None, pickers, **UNQUEUED)
+
+    def listen_to_search(self, benchmark: BenchmarkPage) -> None:
+        """Find the fastest method for the prompt, on the Benchmark page."""
+
+        def find(*values: Any) -> Updates:
+            search = attempt(
+                lambda: self.experiments.start(
+                    plan_of(self.catalog, self._search_request(*values)), owner=OWNER
+                ),
+                where="finding the fastest",
+            )
+            if isinstance(search, Fault):
+                return {self.panel: refusal(search.sentence, chat_of(values[-1]))}
+            return {
+                self.tabs: switch_to(benchmark.name),
+                benchmark.picker: benchmark.menu(search.id),
+                benchmark.configuration: None,
+            }
+
+        outputs = [self.panel, self.tabs, benchmark.picker, benchmark.configuration]
+        searched = self.search.click(find, [*self.fields.values(), self.panel], outputs, **RAW)
+        searched.then(None, js=SHOW_SEARCH, **UNQUEUED)
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Restore the form, or fill it in from the URL's run; show that run."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import presets
 from engine import formats
 from engine.formats import figure, plural
+from playground.deploy import ExportSource, Resolve, engines_of
 from playground.experiments.finished import plain_pairs
+from playground.experiments.plan import UnknownMethod
 from playground.experiments.report.columns import Cell, summary
 from playground.experiments.report.report import FORMULAS, Results, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, speedups_by_prompt
@@ -21,12 +24,19 @@ MAX_PROMPTS = 20
 """Maximum number of prompts whose speedups are listed one by one."""
 SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
 STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
+SEARCH = {
+    "tried": "answers so far; after each repeat of the prompts, the slower half is dropped",
+    "engines": "engines that run it on this target as it is; with losses: see Deploy",
+}
+"""Columns of a search."""
 HTML.filters["visible"] = lambda text: text.translate({10: "⏎", 9: "⇥", 32: "·"})
 """Makes white space visible, since texts may differ in nothing else."""
 HEAD = HTML.from_string("""
 <div class="pg-card">
 <h3>{{ name }}</h3>
+{% if recommendation %}<p class="headline firm">{{ recommendation }}</p>{% endif %}
 <p class="headline {{ 'firm' if firm else 'open' }}">{{ headline }}</p>
+{% if reason %}<p>{{ reason }}</p>{% endif %}
 <p class="remark">{{ about }} · one request at a time</p>
 <p class="remark">{{ extent }} · <a href="?{{ link }}={{ id | urlencode }}">permalink</a></p>
 </div>
@@ -90,19 +100,26 @@ def head_html(results: Results) -> str:
     """What was measured, on what, and which configuration is fastest."""
     row, plan, report = results.benchmark, results.plan, results.report
     is_whole = report.num_done == plan.num_requests
+    why = report.section(report.leader).why if report.recommendation else None
     return HEAD.render(
         id=row.id,
         link="compare" if plan.kind == "compare" else "benchmark",
         name=row.name,
+        recommendation=report.recommendation,
         headline=report.headline,
+        reason=why and why.because,
         firm=report.fastest is not None,
         about=results.about,
-        extent=plan.extent if is_whole else f"{plan.extent}, {report.num_done} done",
+        extent=plan.extent if is_whole else f"{plan.extent}; {plural(report.num_done, 'answer')}",
     )
 
 
-def summary_html(results: Results) -> str:
-    """Every figure of every configuration; the fastest one stands out."""
+def summary_html(results: Results, resolve: Resolve = presets.resolve) -> str:
+    """Every figure of every configuration; the fastest one stands out.
+
+    Args:
+        resolve: finds targets and drafters, to name the engines that run what a search has found.
+    """
     report = results.report
     heads, rows = summary(report)
     by_name = {configuration.name: configuration for configuration in results.plan.configurations}
@@ -113,8 +130,35 @@ def summary_html(results: Results) -> str:
             values = by_name[section.name].values
             badge = stored_badge(values, results.environment, lossless=section.lossless)
         about = (badge, section.settings or section.title)
-        cells.append([Cell(section.name, hint=" · ".join(filter(None, about))), *own])
-    return table_html("Summary", {"configuration": "", **heads}, cells, best=report.fastest)
+        speedup, *others = own
+        search = _search_cells(results, section, resolve)
+        name = Cell(section.name, hint=" · ".join(filter(None, about)))
+        cells.append([name, speedup, *search.values(), *others])
+    first = {"configuration": "", "speedup": heads["speedup"], **{n: SEARCH[n] for n in search}}
+    return table_html("Summary", {**first, **heads}, cells, best=report.fastest)
+
+
+def _search_cells(results: Results, section: Section, resolve: Resolve) -> dict[str, Cell]:
+    """Further cells of a search; engines are named once that can disturb no timing."""
+    if results.plan.kind != "fastest":
+        return {}
+    state = "failed" if section.fault else "dropped" * (section.name in results.report.dropped)
+    answers = plural(section.overall.num_requests, "answer")
+    cells = {"tried": Cell(answers, state, "bad" if section.fault else "", section.fault)}
+    if results.benchmark.status != "running":
+        cells["engines"] = _engines(results, section, resolve)
+    return cells
+
+
+def _engines(results: Results, section: Section, resolve: Resolve) -> Cell:
+    """The engines that run a configuration; empty for plain decoding and unknown methods."""
+    config = results.plan.configuration(section.name).settings
+    if section.reference or isinstance(config, UnknownMethod):
+        return Cell("")
+    source = ExportSource(config, results.plan.target.name, section.name)
+    exact, losses = engines_of(source, resolve)
+    neither = "its parts alone" if config.nested() else "none"
+    return Cell(exact or neither * (not losses), losses and f"with losses: {losses}")
 
 
 def cards_html(results: Results, log: RunLog) -> str:

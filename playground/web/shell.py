@@ -77,11 +77,11 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
                 ConnectPage(host.catalog, host.log)
         for linked in (generate, runs, compare, tree):
             linked.listen_to_links(page)
-        bench.listen(runs, tree, deploy)
+        bench.listen(runs, tree, deploy, generate)
         sweep.listen(generate)
         deploy.listen_to_use(generate)
         tree.listen_to_use(generate, compare)
-        generate.fastest.listen_to_pages(page, generate, tree, deploy)
+        generate.listen_to_search(bench)
         runs.open_run.listen_to_generate(generate, runs.message)
         compare.prompts.follow(generate.panel)
         for panel in (generate.panel, runs.open_run.panel):

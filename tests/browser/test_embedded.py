@@ -56,10 +56,14 @@ def test_newcomer_meets_a_branching_tree_in_one_click(
         page.tab.locator("#pg-panel .walk-start").click()
         page.tab.locator("#pg-panel .walk-text", has_text="The root").wait_for()
         page.tab.click("#pg-fastest-start")
-        page.tab.wait_for_selector("#pg-fastest-close")
-        advice = page.tab.inner_text("#pg-fastest-state")
-        assert "× plain decoding" in advice and "Tried on your prompt" in advice
-        page.go("Deploy")
+        state = page.tab.locator("#pg-benchmark-state")
+        state.locator(".text", has_text=re.compile("s left · .*round")).wait_for()
+        page.tab.wait_for_selector("#pg-benchmark-state [data-state=completed]")
+        page.tab.locator("#pg-benchmark-summary", has_text="llama.cpp").wait_for()
+        advice = page.tab.inner_text("#pg-benchmark-head")
+        assert "× plain decoding" in advice and re.search("Recommended: |Worth a try: ", advice)
+        page.check_width(shots, "newcomer-fastest")
+        page.tab.click("#pg-benchmark-deploy")
         engines = page.tab.locator("#pg-deploy-engine", has_text="GGUF")
         engines.wait_for()
         assert engines.inner_text().count("GGUF") == 1

@@ -97,19 +97,31 @@ def test_every_answer_is_compared_with_plain_decoding(ran: GeneratePage, shots: 
     assert configurations.count() == 1 and "Scripted tree" in configurations.inner_text()
 
 
-def test_fastest_is_found_for_the_prompt_at_hand(page: GeneratePage, served: Served) -> None:
+def test_fastest_is_found_for_the_prompt_at_hand(
+    page: GeneratePage, served: Served, shots: Path
+) -> None:
     page.short(30)
     page.tab.fill("#pg-prompt textarea", "Which one?")
     page.tab.click("#pg-fastest-start")
-    page.tab.wait_for_selector("#pg-fastest-close", timeout=120_000)
-    said = page.tab.inner_text("#pg-fastest-state")
-    assert "× plain decoding" in said and "Tried on your prompt, 30 tokens each, " in said
-    table = page.tab.inner_text("#pg-fastest-table")
-    assert "Scripted tree" in table and "engines" in table and "none" in table
+    page.tab.wait_for_selector("#pg-benchmark-state [data-state=running]")
+    page.tab.wait_for_selector("#pg-benchmark-state [data-state=completed]", timeout=120_000)
+    page.tab.locator("#pg-benchmark-summary", has_text="engines").wait_for()
+    said = page.tab.inner_text("#pg-benchmark-head")
+    assert "× plain decoding" in said and "Tiny" in said and "at most 30 tokens" in said
+    assert re.search(
+        "Recommended: (Scripted tree|stay with plain)|Worth a try: Scripted tree", said
+    )
+    table = page.tab.inner_text("#pg-benchmark-summary")
+    assert "Scripted tree" in table and "12 answers" in table and "none" in table
+    page.check_width(shots, "fastest")
     newest = served.log.benchmarks.list(1)[0]
     assert newest.name == "Fastest method · Which one?" and newest.status == "completed"
-    page.tab.click("#pg-fastest-close")
-    page.tab.wait_for_selector("#pg-fastest", state="hidden")
+    shown = page.tab.input_value("#pg-benchmark-configuration input")
+    assert shown.startswith("Highest speedup: ")
+    page.pick("benchmark-configuration", "Scripted tree")
+    page.tab.click("#pg-benchmark-use")
+    page.tab.wait_for_selector("#pg-generate", state="visible")
+    assert page.tab.input_value("#pg-method input").startswith("Scripted tree")
 
 
 OVERLAPS = """[...document.querySelectorAll('#pg-panel .tokens .rejected')].filter(

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
-import gradio as gr
 import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.experiment import Experiment
-from playground.experiments.fastest import Ranking, methods_to_try, plan_of
+from playground.experiments.fastest import OWNER, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.job import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
 from playground.experiments.plan import ExperimentPlan, Halving
-from playground.experiments.report.report import read_results
+from playground.experiments.report.report import Report, make_report, read_results
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.web.fastest import FastestPanel
+from playground.web.report import summary_html
 from presets import MethodPreset
 from storage import RunLog
 from tests.playground.asks import ask
@@ -40,7 +39,7 @@ def with_methods(catalog: Catalog, **configs: ScriptedConfig) -> Catalog:
 def searched(host: EngineHost, plan: ExperimentPlan, *, budget_s: float = 60.0) -> Experiment:
     """A search that is over."""
     plan = ExperimentPlan.parse({**dict(plan), "chooser": Halving(budget_s=budget_s)})
-    search = Experiments(host).start(plan, owner="tab")
+    search = Experiments(host).start(plan, owner=OWNER)
     assert search.over.wait(120), search.message
     assert search.state == "completed", search.error
     return search
@@ -82,15 +81,16 @@ def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: 
         near=ScriptedConfig(delay_ms=30.0),
     )
     search = searched(host, plan_of(catalog, ask(method="plain")))
-    ranking = Ranking(search)
-    speedups = {one.name: one.overall.speedup for one in ranking.sections}
-    states = {one.name: ranking.state(one) for one in ranking.sections}
-    good, slower = speedups["good"], speedups["slower"]
-    assert next(iter(states)) == "good" and good is not None and good.num_repeats > 2
-    assert states["slower"] == "dropped" and slower is not None and slower.num_repeats == 1
-    assert states["broken"] == "failed" and states["good"] == "kept"
-    assert "running" not in states.values()
-    results = read_results(log, search.id)
+    results = read_results(log, search.id, types=catalog.types)
+    report = results.report
+    answers = {one.name: one.overall.num_requests for one in report.configurations}
+    assert list(answers)[:2] == [PLAIN, "good"]
+    assert answers["good"] > 2 and answers["slower"] == 1 and answers["broken"] == 0
+    assert "slower" in report.dropped and "good" not in report.dropped
+    assert report.recommendation
+    table = summary_html(results, catalog.resolve)
+    for text in (">1 answer<small>dropped<", ">0 answers<small>failed<", ">none</td>"):
+        assert text in table
     assert results.benchmark.name.startswith("Fastest method · Say hello")
     assert results.benchmark.status == "completed"
 
@@ -129,8 +129,9 @@ def answer(search: Experiment, request: FinishedRequest) -> None:
     search.update(Progress(1, 9, "", None, last=request))
 
 
-def told_ranking(host: EngineHost, *methods: str, **more: Any) -> Ranking:
-    return Ranking(told(host, *methods, **more))
+def told_report(host: EngineHost, *methods: str, **more: Any) -> Report:
+    search = told(host, *methods, **more)
+    return make_report(search.plan, search.requests)
 
 
 def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> None:
@@ -145,63 +146,45 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
 
 
 def test_the_leader_is_the_fastest_that_pays_however_certain_it_is(host: EngineHost) -> None:
-    search = told_ranking(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
-    assert search.leader is None
-    assert "plain decoding is the fastest here. next, a reaches 0.50×" in search.advice.lower()
+    report = told_report(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
+    assert report.leader == PLAIN
+    assert report.recommendation == "Recommended: stay with plain decoding."
+    assert report.headline.startswith("Plain decoding is the fastest here. Next, a reaches 0.50×")
     fast = {"a": 0.05, "b": 0.4}
-    search = told_ranking(host, "a", "b", seconds=fast, repeats=1)
-    assert search.leader is not None and search.leader.name == "a"
-    assert search.report.fastest is None, "a single answer recommends nothing"
-    assert search.advice.startswith("a reaches 2.00× plain decoding (1 prompt × 1 repeat). These")
-    search = told_ranking(host, "a", "b", seconds=fast)
-    assert search.leader is not None and search.report.fastest == "a"
-    said, mat = search.advice, search.leader.overall.mat
-    assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"
-    assert said.startswith(
+    report = told_report(host, "a", "b", seconds=fast, repeats=1)
+    assert report.leader == "a" and report.fastest is None
+    assert report.recommendation == "Worth a try: a."
+    assert report.headline.startswith("a reaches 2.00× plain decoding (1 prompt × 1 repeat). These")
+    report = told_report(host, "a", "b", seconds=fast)
+    assert report.leader == report.fastest == "a"
+    assert report.recommendation == "Recommended: a."
+    assert report.headline.startswith(
         "a is the fastest: 2.00× plain decoding (exploratory 95% interval 2.00 … 2.00×, best of 2; "
         "1 prompt × 2 repeats). "
     )
-    assert " Faster: " in said and "Tried on your prompt, 24 tokens each, with Tiny" in said
+    a = report.section("a")
+    why, mat = a.why, a.overall.mat
+    assert why is not None and why.because.startswith("Faster: ")
+    assert f" {mat:.2f} tokens a step" in why.because, "one MAT for the table and the reason"
 
 
 def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: EngineHost) -> None:
     """c comes out at 5× with 2.5 tokens a step: it is to be timed again."""
-    search = told_ranking(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
-    c = next(one for one in search.sections if one.name == "c")
-    speedup = c.overall.speedup
+    report = told_report(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
+    speedup = report.section("c").overall.speedup
     assert speedup is not None and speedup.doubt == "cheap step" and speedup.text == "–"
-    assert search.state(c) == "running" and search.leader is not None and search.leader.name == "a"
-    assert "No speedup is given for c: a step took less time" in search.advice
-    alone = told_ranking(host, "c", seconds={"c": 0.02})
-    assert alone.leader is None and alone.advice.startswith("No speedup is given for c")
+    assert "c" not in report.dropped and report.leader == "a"
+    assert "No speedup is given for c: a step took less time" in report.headline
+    alone = told_report(host, "c", seconds={"c": 0.02})
+    assert alone.leader == PLAIN and alone.recommendation == ""
+    assert alone.headline.startswith("No speedup is given for c")
 
 
-def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> None:
-    async def drawn() -> FastestPanel:  # Gradio leaves event loops unclosed unless one is running
-        with gr.Blocks(analytics_enabled=False):
-            panel = FastestPanel(host, Experiments(host))
-            panel.button()
-            panel.panel()
-            panel.listen([], lambda: ask(method="plain"))
-        return panel
-
-    panel = asyncio.run(drawn())
-    nothing = {panel.column: gr.skip()}
-    assert panel.on_page_load() == nothing
-    first = panel._start(ask(method="plain"))
-    opened = panel.on_page_load()
-    assert opened[panel.column].visible and opened[panel.timer].active
-    panel._stop()
-    assert first.over.wait(120)
-    assert panel.timer not in panel.on_page_load(), (
-        "a late answer stops no timer that a click started"
-    )
-    second = panel._start(ask(method="plain"))
-    assert panel.refresh()[panel.timer].active, "a page that followed the first follows the second"
-    assert panel.hide_finished() == gr.skip(), (
-        "a search that goes on stays, whatever target is picked"
-    )
-    panel._stop()
-    assert second.over.wait(120) and not panel.refresh()[panel.timer].active
-    assert panel.hide_finished().visible is False, "what was found for another target goes"
-    assert panel.on_page_load() == nothing
+def test_a_search_that_runs_says_what_it_tries_and_recommends_nothing(host: EngineHost) -> None:
+    search = told(host, "a", "b", "c", seconds={"c": 0.4}, repeats=1)
+    results = read_results(host.log, search.id, search.requests, host.catalog.types)
+    assert results.report.headline.startswith("Preliminary (4 answers): ")
+    assert results.report.recommendation == ""
+    table = summary_html(results)
+    assert re.search(r'data-row="c".*>1 answer<small>dropped</small>', table, re.S)
+    assert "engines" not in table, "looking at engines takes time from what is timed"

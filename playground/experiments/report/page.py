@@ -187,7 +187,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
   border-radius: 6px; padding: 10px; margin: 6px 0; font-size: 13px; }
 </style></head><body>
 <h1>{{ title }}</h1>
-<p class="headline {{ 'firm' if report.fastest }}">{{ report.headline }}</p>
+<p class="headline {{ 'firm' if report.fastest }}">
+{{ report.recommendation }} {{ report.headline }}</p>
 <p class="dim">{{ extent }}, {{ report.num_done }} done; one request at a time.</p>
 <svg viewBox="0 0 820 {{ height }}" width="820" role="img"
  aria-label="Speedup over plain decoding with 95% intervals">

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
@@ -13,14 +13,16 @@ from typing import Any
 
 from engine import metrics
 from engine.errors import ConfigError
+from engine.formats import plural
 from engine.metrics import TimeSplit
+from playground.experiments.chooser import Chooser
 from playground.experiments.finished import (
     FinishedRequest,
     Pair,
     finished_requests,
     pair_requests,
 )
-from playground.experiments.plan import Configuration, ExperimentPlan
+from playground.experiments.plan import Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import in_order
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.statistics import (
@@ -79,6 +81,8 @@ FORMULAS: dict[str, str] = {
     **{key: definition for key, (_, definition) in LATENCY_ROWS.items()},
     "verdict": "greedy answers identical, token for token, to plain decoding's / answers",
 }
+MIN_GAIN = 1 + metrics.EQUAL_MARGIN
+"""Speedup above which a method is worth more than plain decoding."""
 CONTEXT_EDGES = (0, *(2**power for power in range(7, 17)))
 
 
@@ -143,6 +147,12 @@ class Section:
     fault: str
 
     @property
+    def ratio(self) -> float:
+        """Its speedup; 0 where none can be given."""
+        speedup = self.overall.speedup
+        return (speedup and speedup.ratio) or 0.0
+
+    @property
     def verdict_sentence(self) -> str:
         """How its answers compare with plain decoding's; empty where there is nothing to say."""
         verdict = self.verdict
@@ -162,6 +172,10 @@ class Report:
     Attributes:
         headline: which configuration is fastest, in sentences.
         fastest: its name; None unless the intervals tell it from all others.
+        leader: the one with the highest speedup, however certain; plain decoding where none is
+            above `MIN_GAIN`.
+        recommendation: which method to use, of a search that is over; else empty.
+        dropped: configurations that a search has dropped because they were slower.
     """
 
     configurations: tuple[Section, ...]
@@ -170,6 +184,9 @@ class Report:
     greedy: bool
     headline: str
     fastest: str | None
+    leader: str
+    recommendation: str
+    dropped: tuple[str, ...]
 
     def section(self, name: str) -> Section:
         return next(section for section in self.configurations if section.name == name)
@@ -182,15 +199,13 @@ def make_report(
     *,
     planned: int | None = None,
     faults: Mapping[str, str] | None = None,
-    running: Collection[str] | None = None,
 ) -> Report:
-    """The report on the finished requests of a plan.
+    """The report on the finished requests of a plan; a search's methods are ranked.
 
     Args:
         audits: of answers that differ from plain decoding's.
         planned: total number of requests, while the experiment is unfinished.
         faults: why configurations failed, by name.
-        running: configurations that a search has not dropped; None = all.
     """
     examined = (audits or {}) if plan.sampling.greedy else None
     is_whole = planned is None or len(requests) >= planned
@@ -198,28 +213,51 @@ def make_report(
     for request in requests:
         by_name.setdefault(request.configuration, []).append(request)
     plain = by_name[plan.reference.name]
-    sections = tuple(
-        _section(one, by_name[one.name], plain, examined, (faults or {}).get(one.name, ""))
+    faults = faults or {}
+    first, *sections = (
+        _section(one, by_name[one.name], plain, examined, faults.get(one.name, ""))
         for one in plan.configurations
     )
-    contenders = [
-        Contender(
-            s.name,
-            s.overall.speedup,
-            trust_in(s.verdict, lossless=s.lossless),
-            dropped=running is not None and s.name not in running,
-        )
-        for s in sections[1:]
-    ]
-    text, fastest = headline(
-        plan.reference.name,
-        contenders,
-        lambda one, other: ratio_of(pair_requests(by_name[one], by_name[other]), len(contenders)),
-        preliminary="" if is_whole else f"{len(requests)} of {planned} requests",
+    running = Chooser.of(plan, requests, faults).running
+    dropped = tuple(name for name in plan.names[1:] if name not in running)
+    is_search = isinstance(plan.chooser, Halving)
+    if is_search:
+        sections.sort(key=lambda one: (one.name in dropped, -one.ratio))
+    contenders = [_contender(one, dropped=one.name in dropped) for one in sections]
+    num_done = len(requests)
+    so_far = plural(num_done, "answer") if is_search else f"{num_done} of {planned} requests"
+
+    def over(one: str, other: str) -> Speedup | None:
+        return ratio_of(pair_requests(by_name[one], by_name[other]), len(contenders))
+
+    preliminary = "" if is_whole else so_far
+    text, fastest = headline(first.name, contenders, over, preliminary=preliminary)
+    kept = [one for one in sections if one.name not in dropped]
+    leader = max([first, *kept], key=lambda one: MIN_GAIN if one.reference else one.ratio)
+    is_found = is_search and is_whole and any(one.ratio for one in sections)
+    return Report(
+        configurations=(first, *sections),
+        groups=tuple(in_order(request.group for request in requests)),
+        num_done=num_done,
+        greedy=plan.sampling.greedy,
+        headline=text,
+        fastest=fastest,
+        leader=leader.name,
+        recommendation=_recommendation(leader, over(leader.name, first.name)) if is_found else "",
+        dropped=dropped,
     )
-    groups = tuple(in_order(request.group for request in requests))
-    greedy = plan.sampling.greedy
-    return Report(sections, groups, len(requests), greedy, text, fastest)
+
+
+def _contender(section: Section, *, dropped: bool) -> Contender:
+    trust = trust_in(section.verdict, lossless=section.lossless)
+    return Contender(section.name, section.overall.speedup, trust, dropped)
+
+
+def _recommendation(leader: Section, gain: Speedup | None) -> str:
+    """Which method to use, in a sentence; `gain` is the leader's over plain decoding."""
+    if leader.reference:
+        return "Recommended: stay with plain decoding."
+    return f"{'Recommended' if gain and gain.faster else 'Worth a try'}: {leader.name}."
 
 
 def _section(

@@ -5,7 +5,7 @@ import { follow } from "./address.js";
 import { press, remember, remembered } from "./kit.js";
 
 const MAIN = ["pg-generate", "pg-cmp-run"];
-const STOP = ["pg-fastest-stop", "pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
+const STOP = ["pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
 
 document.addEventListener("keydown", (event) => {
   const { target, key } = event;
