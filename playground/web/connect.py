@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
-import plotly.graph_objects as go
 from anyio.to_thread import run_sync
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -21,7 +20,6 @@ from playground.connect.session import Address, measure
 from playground.errors import fault_of
 from playground.experiments.prompts import first_turns
 from playground.host.catalog import Catalog
-from playground.plots import HUES, styled
 from playground.web.components import hidden_value
 from playground.web.forms import QUEUED, UNQUEUED, Updates
 from playground.web.results import HTML, Cell, sentence_html, table_html
@@ -131,7 +129,6 @@ class ConnectPage:
         self.live = gr.HTML()
         self.sentences = gr.HTML()
         self.table = gr.HTML()
-        self.plot = gr.Plot(show_label=False, visible=False)
 
     # ---- listeners
 
@@ -142,7 +139,7 @@ class ConnectPage:
         self.timer.tick(self.poll, [*engine, self.last_reading], watched, **UNQUEUED)
         self.unwatch.click(lambda: gr.Timer(active=False), None, self.timer, **UNQUEUED)
         load = [self.plain, self.suite, self.count, self.tokens, self.levels, self.seconds]
-        results = [self.message, self.sentences, self.table, self.plot]
+        results = [self.message, self.sentences, self.table]
         running = self.start.click(self.measure, [*engine, *load], results, **QUEUED)
         self.stop.click(
             lambda: sentence_html("Stopped. The answers received so far are in the log."),
@@ -180,8 +177,8 @@ class ConnectPage:
         return updates
 
     async def measure(self, *values: Any) -> AsyncIterator[tuple[Any, ...]]:
-        """Yield message, sentences, table and plot whenever a concurrency has been measured."""
-        yield sentence_html("Measuring …"), "", "", gr.update(visible=False)
+        """Yield message, sentences and table whenever a concurrency has been measured."""
+        yield sentence_html("Measuring …"), "", ""
         try:
             fields = MeasureFields.parse(
                 dict(zip(MeasureFields.model_fields, values, strict=False))
@@ -195,7 +192,7 @@ class ConnectPage:
                 done = f"{len(report.drafting)} of {len(load.concurrencies)} levels measured"
                 yield sentence_html(done), *(await run_sync(_results, report))
         except Exception as error:
-            yield sentence_html(fault_of(error, where=WHERE)), gr.skip(), gr.skip(), gr.skip()
+            yield sentence_html(fault_of(error, where=WHERE)), gr.skip(), gr.skip()
 
 
 def _earlier(last: Any) -> tuple[float, Reading] | None:
@@ -213,30 +210,6 @@ async def _read_counters(url: Any, key: Any, model: Any) -> tuple[str, Reading]:
         return f"{client.engine.title} at {client.url} · {client.model}", await client.read()
 
 
-def _results(report: Report) -> tuple[str, str, Any]:
+def _results(report: Report) -> tuple[str, str]:
     rows = [[Cell(text) for text in row] for row in report.rows()]
-    table = table_html("Levels", COLUMNS, rows)
-    figure = advice_figure(report)
-    plot = gr.update(visible=figure is not None, value=figure)
-    return SENTENCES.render(texts=report.sentences()), table, plot
-
-
-def advice_figure(report: Report) -> go.Figure | None:
-    """Predicted tok/s by draft length, a line per concurrency; None without advice."""
-    if not report.advice:
-        return None
-    figure = go.Figure()
-    for hue, advice in zip(HUES, report.advice, strict=False):
-        lengths = list(range(len(advice.tok_s_by_len)))
-        stars = ["star" if length == advice.draft_len else "circle" for length in lengths]
-        figure.add_scatter(
-            x=lengths,
-            y=advice.tok_s_by_len,
-            name=f"concurrency {advice.concurrency}",
-            line={"color": hue},
-            marker={"symbol": stars, "size": [12 if star == "star" else 6 for star in stars]},
-            mode="lines+markers",
-        )
-    figure.update_xaxes(title="draft length", dtick=1)
-    figure.update_yaxes(title="predicted tok/s of one request", rangemode="tozero")
-    return styled(figure)
+    return SENTENCES.render(texts=report.sentences()), table_html("Levels", COLUMNS, rows)
