@@ -100,11 +100,6 @@ class Benchmarks:
         with self._database.transaction(reading=True) as connection:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
-    def delete(self, benchmark_id: str) -> None:
-        """Delete a benchmark; its runs stay."""
-        with self._database.transaction() as connection:
-            connection.execute(benchmarks.delete().where(benchmarks.c.id == benchmark_id))
-
     def interrupt_dead(self, connection: sa.Connection) -> None:
         """Mark benchmarks whose process has ended as `interrupted`."""
         owner.interrupt_dead(connection, benchmarks, lambda row: _last_heartbeat(connection, row))

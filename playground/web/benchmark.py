@@ -23,18 +23,16 @@ from playground.experiments.prompts import GROUPS, in_order, items_of
 from playground.experiments.report.columns import Cell, by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
-from playground.experiments.report.report import FORMULAS, Report, Results, Section
+from playground.experiments.report.report import Report, Results, Section
 from playground.experiments.service import ExperimentState
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues, texts
-from playground.runs.query import TableQuery
 from playground.trees.methods import tree_method
 from playground.web.configurations import ConfigurationPicker, read_configurations
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
 from playground.web.report import cards_html, head_html, latency_html, summary_html
 from playground.web.results import (
-    formula_list,
     open_on_click,
     save_on_click,
     sentence_html,
@@ -100,7 +98,6 @@ class BenchmarkPage(ExperimentPage):
                 for name, title in titles.items()
             }
         with gr.Row(elem_classes="pg-bar"):
-            self.page_buttons["runs"] = gr.Button("Runs", size="sm", elem_id="pg-benchmark-runs")
             self.files = {
                 name: gr.Button(name, size="sm", elem_classes="pg-file") for name in FILES
             }
@@ -114,7 +111,6 @@ class BenchmarkPage(ExperimentPage):
         plot = gr.Plot(visible=False, show_label=False, elem_id="pg-benchmark-plot")
         latency = gr.HTML()
         differing = gr.HTML(elem_id="pg-benchmark-differing")
-        formula_list(FORMULAS)
         self.report_controls = [kind, plot_kind, self.configuration]
         self.report_outputs = [head, summary, by_group, plot, self.configuration]
         self.report_outputs += [latency, differing]
@@ -195,11 +191,8 @@ class BenchmarkPage(ExperimentPage):
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
         return f"benchmark-{picked}-{name}", self.experiments.file(read_key(picked), name)
 
-    def listen(self, runs: Page, tree: Page, deploy: Page, generate: Page) -> None:
-        """Open a benchmark's runs, and a configuration on the Generate, Tree and Deploy pages."""
-
-        def show_runs(picked: Any) -> Updates:
-            return runs.open(TableQuery(benchmark_id=read_key(picked)))
+    def listen(self, generate: Page, tree: Page, deploy: Page) -> None:
+        """Open a configuration on the Generate, Tree and Deploy pages."""
 
         def picked_method(picked: Any, name: Any) -> tuple[str, str, MethodConfig]:
             """Target of a benchmark, and key and settings of a configuration."""
@@ -224,12 +217,13 @@ class BenchmarkPage(ExperimentPage):
                 raise ConfigError("No request of this configuration is completed yet.")
             return deploy.open(ExportForm(run=run))
 
-        picked, one = [self.picker], [self.picker, self.configuration]
-        buttons = self.page_buttons
-        open_on_click(buttons["use"], use, one, generate.open_outputs, self.state)
-        open_on_click(buttons["tune"], tune, one, tree.open_outputs, self.state)
-        open_on_click(buttons["deploy"], export, one, deploy.open_outputs, self.state)
-        open_on_click(buttons["runs"], show_runs, picked, runs.open_outputs, self.state)
+        for name, listener, page in (
+            ("use", use, generate),
+            ("tune", tune, tree),
+            ("deploy", export, deploy),
+        ):
+            inputs, button = [self.picker, self.configuration], self.page_buttons[name]
+            open_on_click(button, listener, inputs, page.open_outputs, self.state)
 
 
 def section_of(report: Report, name: object) -> Section:

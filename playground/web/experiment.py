@@ -237,7 +237,7 @@ class ExperimentPage(ABC):
         return dict(zip(self.fields, values, strict=True))
 
     def menu(self, picked: str | None) -> Any:
-        """The picker's choices; also a key of a link whose experiment no longer exists."""
+        """The picker's choices; also the key of a link to an experiment that is not in the log."""
         choices = self.choices()
         if picked and picked not in [key for _, key in choices]:
             choices.append((picked, picked))
@@ -289,14 +289,8 @@ class ExperimentPage(ABC):
             self.shown_version: None,
         }
 
-    def on_picked(
-        self, act: Callable[[str], Any], *, removes: bool = False
-    ) -> Callable[..., Updates]:
-        """A listener that applies `act` to the selected job, or shows why that failed.
-
-        Args:
-            removes: whether `act` removes the job; the newest one is then selected.
-        """
+    def on_picked(self, act: Callable[[str], Any]) -> Callable[..., Updates]:
+        """A listener that applies `act` to the selected job, or shows why that failed."""
 
         def listener(picked: Any, *values: Any) -> Updates:
             if not picked:
@@ -305,7 +299,7 @@ class ExperimentPage(ABC):
             if isinstance(done, Fault):
                 error = state_html("", "", error=done.sentence)
                 return self.refresh(picked, *values) | {self.state: error}
-            return self.refresh(None if removes else picked, *values)
+            return self.refresh(picked, *values)
 
         return listener
 

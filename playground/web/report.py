@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import presets
@@ -38,7 +39,8 @@ HEAD = HTML.from_string("""
 <p class="headline {{ 'firm' if firm else 'open' }}">{{ headline }}</p>
 {% if reason %}<p>{{ reason }}</p>{% endif %}
 <p class="remark">{{ about }} · one request at a time</p>
-<p class="remark">{{ extent }} · <a href="?{{ link }}={{ id | urlencode }}">permalink</a></p>
+<p class="remark">{{ extent }} · <a href="?{{ link }}={{ id | urlencode }}">permalink</a> · <a
+  href="?runs={{ runs | urlencode }}">runs</a></p>
 </div>
 """)
 CARDS = HTML.from_string("""
@@ -104,6 +106,7 @@ def head_html(results: Results) -> str:
     return HEAD.render(
         id=row.id,
         link="compare" if plan.kind == "compare" else "benchmark",
+        runs=json.dumps({"benchmark_id": row.id}),
         name=row.name,
         recommendation=report.recommendation,
         headline=report.headline,

@@ -113,13 +113,6 @@ def sentence_html(text: str | Fault) -> str:
     return SENTENCE.render(text=text, faulty=False)
 
 
-def formula_list(formulas: Mapping[str, str]) -> None:
-    """Lay out every figure with its formula, folded."""
-    lines = [f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items()]
-    with gr.Accordion("How every figure is computed", open=False):
-        gr.Markdown("\n".join(lines), elem_classes="pg-note")
-
-
 def show_fault_in(
     message: Any, *, where: str, render: Callable[[Fault], Any] = sentence_html
 ) -> Callable[[Listener], Listener]:

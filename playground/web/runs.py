@@ -20,7 +20,7 @@ from playground.runs.compare import ComparedRuns, compare_runs
 from playground.runs.details import Selection, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
-from playground.web.address import link_params, switch_to
+from playground.web.address import link_params
 from playground.web.components import module_component
 from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates, on_fault
 from playground.web.results import HTML, sentence_html
@@ -65,7 +65,6 @@ class RunsPage:
 
     Attributes:
         inputs: the table and the components that select its rows, in the order of `query`.
-        open_outputs: components that `open` updates.
     """
 
     def __init__(self, host: EngineHost, history: History, tab: gr.HTML, tabs: gr.HTML) -> None:
@@ -97,7 +96,6 @@ class RunsPage:
         self.filters: list[Any] = [self.search, self.status, self.target, self.method, self.further]
         self.filters.append(self.group)
         self.outputs = [self.table, *self.filters]
-        self.open_outputs = [tabs, *self.outputs]
         self.inputs = [*self.outputs, self.columns]
         self._listen()
 
@@ -253,10 +251,6 @@ class RunsPage:
 
     def fill_menus(self, further: Any) -> list[Any]:
         return [gr.Dropdown(choices=menu) for menu in self.runs.menus(texts(further)).values()]
-
-    def open(self, query: TableQuery) -> Updates:
-        """Updates of `open_outputs`: this page with the runs that a query selects."""
-        return {self.tabs: switch_to("runs"), **self.restored(query)}
 
     # ---- ticked runs
 

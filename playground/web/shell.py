@@ -77,7 +77,7 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
                 ConnectPage(host.catalog, host.log)
         for linked in (generate, runs, compare, tree):
             linked.listen_to_links(page)
-        bench.listen(runs, tree, deploy, generate)
+        bench.listen(generate, tree, deploy)
         sweep.listen(generate)
         deploy.listen_to_use(generate)
         tree.listen_to_use(generate, compare)

@@ -25,7 +25,6 @@ from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, RAW_LATEST, Page, SettingsForm, Updates, skip_on_fault
 from playground.web.results import (
     HTML,
-    formula_list,
     open_on_click,
     sentence_html,
     table_html,
@@ -33,8 +32,6 @@ from playground.web.results import (
 
 BEST = "best"
 RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
-CONFIRM = """(picked, ...values) =>
-  [confirm("Forget this sweep? Its runs stay in the log.") ? picked : null, ...values]"""
 CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
 <p class="headline">{{ point }}</p>
@@ -95,12 +92,10 @@ class SweepPage(ExperimentPage):
                 [BEST], label="trial", container=False, elem_id="pg-sweep-trial"
             )
             self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-sweep-use")
-            self.forget = gr.Button("Forget")
         table = gr.HTML(elem_id="pg-sweep-trials")
         plot_kind = gr.Radio(list(NOTES), value="history", label="Plot")
         self.note = gr.HTML(elem_id="pg-sweep-note")
         plot = gr.Plot(show_label=False, elem_id="pg-sweep-plot")
-        formula_list(FORMULAS)
         self.report_controls = [self.trial, plot_kind]
         self.report_outputs = [card, self.trial, table, self.note, plot]
 
@@ -132,11 +127,6 @@ class SweepPage(ExperimentPage):
         self.method.change(self.pick_method, self.method, [self.vary, self.form.spec], **RAW)
         drawn = [self.method, self.vary, self.form.values]
         self.vary.input(self.pick_varied, drawn, self.form.spec, **RAW_LATEST)
-
-    def _listen(self, tab: gr.Tab) -> None:
-        super()._listen(tab)
-        forgets = self.on_picked(lambda key: self.experiments.sweeps.delete(key), removes=True)
-        self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
         return SweepForm.parse(form_of(values)).plan(self.catalog)

@@ -118,13 +118,13 @@ def test_a_benchmark_shows_and_saves_its_report_and_leads_to_other_pages(
     report = json.loads(saved(bench, "#pg-benchmark-report >> text=report.json")[1])
     assert report["benchmark"] == stored.id and report["status"] == "completed"
     assert len(report["requests"]) == 2 * 3 * 2
-    bench.click("#pg-benchmark-runs")
-    bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
-    bench.locator("#pg-runs .count", has_text="of 12").wait_for()
-    GeneratePage(bench).go("Benchmark")
     bench.click("#pg-benchmark-deploy")
     bench.wait_for_selector("#pg-deploy-engine")
     assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
+    GeneratePage(bench).go("Benchmark")
+    bench.locator("#pg-benchmark-head a", has_text="runs").click()
+    bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
+    bench.locator("#pg-runs .count", has_text="of 12").wait_for()
 
 
 def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(

@@ -408,7 +408,7 @@ def stored_experiment(
 
 
 def unknown_experiment(benchmark_id: str) -> ConfigError:
-    return ConfigError(f"No experiment {benchmark_id!r:.80} is in the log. Was it deleted?")
+    return ConfigError(f"No experiment {benchmark_id!r:.80} is in the log.")
 
 
 def first_run(log: RunLog, benchmark_id: str) -> RunDetail:

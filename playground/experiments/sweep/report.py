@@ -332,10 +332,3 @@ class SweepStore:
         """Store a number of trials if it is larger than so far."""
         if trials > self.load(sweep_id).plan.chooser.trials:
             self._put(sweep_id, EXTENSION, {}, {"trials": trials})
-
-    def delete(self, key: str) -> None:
-        """Delete a sweep; its runs stay in the run log."""
-        row = self.load(key).row
-        if row.status == "running":
-            raise ConfigError(f"Sweep {row.name} is running. Stop it first.")
-        self.log.benchmarks.delete(row.id)
