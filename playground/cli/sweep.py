@@ -34,9 +34,6 @@ class SweepOptions(ExperimentOptions, MethodOptions):
     )
     grid: bool = option(False, "Measure all combinations.", "--grid")
     objective: str = option("tok_s", "What to maximise: tok_s, speedup or mat.")
-    prune: bool = option(
-        False, "Stop a trial early when it falls below the median of the others.", "--prune"
-    )
     settings: list[str] = option(
         [], "Change a setting that is not varied.", "--set", metavar="FIELD=VALUE"
     )
@@ -75,7 +72,6 @@ class SweepOptions(ExperimentOptions, MethodOptions):
             "objective": self.objective,
             "mode": "grid" if self.grid else "search",
             **({} if self.trials is None else {"trials": self.trials}),
-            "prune": self.prune,
             "seed": self.seed,
         }
         return SweepPlan.parse(

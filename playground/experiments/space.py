@@ -345,11 +345,6 @@ class SearchSettings(Settings):
     trials: int = setting(
         20, "Trials", "how many combinations a search measures", ge=1, le=MAX_TRIALS
     )
-    prune: bool = setting(
-        False,
-        "Stop poor trials early",
-        "stop a trial early when it falls below the median of the others",
-    )
     seed: int = setting(
         0, "Seed of the search", "the same seed tries the same combinations", ge=0, le=2**31
     )
@@ -361,6 +356,8 @@ class OptunaSearch(SearchSettings):
     Attributes:
         varied: the varied settings; texts as on the command line are parsed.
     """
+
+    model_config = ConfigDict(extra="ignore")
 
     name: Literal["optuna"] = "optuna"
     varied: tuple[VariedSetting, ...]

@@ -242,7 +242,6 @@ class SweepReport:
 
     def _row(self, trial: Trial) -> dict[str, Any]:
         row = asdict(trial) | {"outcome": self.outcome(trial), "reason": self.reason(trial)}
-        del row["bounds"]
         for name in ("counts", "told", "reference_tok_s"):
             (row["figures"] or {}).pop(name, None)
         return row

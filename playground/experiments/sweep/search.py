@@ -26,12 +26,10 @@ from playground.experiments.plan import METHOD, SweepPlan
 from playground.experiments.space import point_text
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import (
-    MIN_PAIRS,
     Figures,
     OptunaChooser,
     Outcome,
     Trial,
-    figures_of,
     trial_benchmark_id,
 )
 from playground.host.runner import ClosingError, EngineHost
@@ -162,14 +160,11 @@ class Sweep(Experiment):
         figures: Figures | None = None
         reason = ""
         try:
-            running = RunningTrial(self, trial, optuna_trial)
+            running = RunningTrial(self, trial)
             summary = measure(running)
             if self.cancelled():
                 return
             figures = self._figures(running.pairs, summary)
-            if running.pruned:
-                done = f"{running.num_pairs} of {self.plan.num_turns}"
-                outcome, reason = "pruned", f"below the median after {done} prompts"
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
         except (MeasurementFailedError, OutOfMemoryError, WorkerLostError) as error:
@@ -193,16 +188,15 @@ class Sweep(Experiment):
 
 
 class RunningTrial(Experiment):
-    """A trial while its point is measured; may be pruned after each prompt."""
+    """A trial while its point is measured."""
 
-    def __init__(self, sweep: Sweep, trial: Trial, optuna_trial: optuna.Trial) -> None:
+    def __init__(self, sweep: Sweep, trial: Trial) -> None:
         """Raises ConfigError: the method cannot have the settings of this point."""
         self.number, self.point = trial.number, trial.point
         super().__init__(sweep.log, sweep.plan.trial(sweep.plan.space.config(self.point)))
         self.id = trial_benchmark_id(sweep.id, self.point)
-        self._sweep, self._optuna_trial = sweep, optuna_trial
+        self._sweep = sweep
         self.requests = self.log.wait_for(lambda: finished_requests(self.log, self.id))
-        self.num_pairs, self.pruned = len(self.pairs), False
 
     @property
     def pairs(self) -> list[Pair]:
@@ -212,29 +206,13 @@ class RunningTrial(Experiment):
     def update(self, progress: Progress) -> None:
         super().update(progress)
         self.report_progress(progress.message)
-        if len(pairs := self.pairs) > self.num_pairs:
-            self.num_pairs = len(pairs)
-            self._decide_pruning(pairs)
-
-    def _decide_pruning(self, pairs: list[Pair]) -> None:
-        """Decide whether to prune it; called for every new pair."""
-        if not MIN_PAIRS <= len(pairs) < self._sweep.plan.num_turns:
-            return
-        is_mat = self._sweep.plan.chooser.objective == "mat"
-        try:
-            bound = figures_of(pairs, "mat" if is_mat else "speedup", None).told
-        except ConfigError:
-            return
-        assert bound is not None
-        self._optuna_trial.report(bound, len(pairs))
-        self.pruned = self._optuna_trial.should_prune()
 
     def report_progress(self, message: str) -> None:
         """Report progress as part of the sweep's."""
         planned, point = self._sweep.plan.num_turns, point_text(self.point)
-        answered = f"{self.num_pairs} of {planned} answered"
-        share = self.num_pairs / planned
+        num_pairs = len(self.pairs)
+        answered, share = f"{num_pairs} of {planned} answered", num_pairs / planned
         self._sweep.report_progress(f"trial {self.number}: {point} · {answered} · {message}", share)
 
     def cancelled(self) -> bool:
-        return self.pruned or self._sweep.cancelled()
+        return self._sweep.cancelled()

@@ -11,7 +11,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import optuna
@@ -36,11 +36,8 @@ MAX_FAILED = 3
 """Failed trials in a row after which any sweep gives up."""
 MAX_REPEATED = 8
 """Draws of known points in a row before an unmeasured point is chosen at random."""
-PRUNE_AFTER = 5
-"""Finished trials before any is pruned."""
-MIN_PAIRS = 2
-"""Prompts that a trial answers before it may be pruned."""
 Outcome = Literal["running", "measured", "pruned", "refused", "failed"]
+"""Only sweeps of older versions have pruned trials."""
 STATES: dict[Outcome, TrialState] = {
     "running": TrialState.RUNNING,
     "measured": TrialState.COMPLETE,
@@ -114,13 +111,12 @@ def figures_of(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial; `figures` of a pruned one are those of the prompts that it got to.
+    """One trial.
 
     Attributes:
         number: 1, 2, 3 … in the order in which the trials began.
         seconds: from its start, or from its last continuation, to its end.
         worker: the worker of a cluster that measured it.
-        bounds: its value by number of answered prompts, to prune other trials by.
     """
 
     number: int
@@ -130,7 +126,6 @@ class Trial:
     reason: str = ""
     seconds: float | None = None
     worker: str = ""
-    bounds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -186,18 +181,13 @@ class OptunaChooser:
         self._distributions = distributions(plan.space)
         self._study = study_of(plan, ended)
         # A tree-structured Parzen estimator after some random trials.
-        search, seed = plan.chooser, plan.chooser.seed + len(self.trials)
+        seed = plan.chooser.seed + len(self.trials)
         self._random = random.Random(seed)
         self._study.sampler = optuna.samplers.TPESampler(
             seed=seed,
             n_startup_trials=max(3, min(10, plan.num_trials // 3)),
             constant_liar=parallel > 1,  # running trials count as poor until they end
         )
-        self._study.pruner = optuna.pruners.NopPruner()
-        if search.prune:
-            self._study.pruner = optuna.pruners.MedianPruner(
-                n_startup_trials=PRUNE_AFTER, n_warmup_steps=MIN_PAIRS
-            )
         self._last, self._num_in_row = "", 0
 
     @property
@@ -263,8 +253,7 @@ class OptunaChooser:
 
         Raises PlaygroundError: too many trials in a row failed; quotes the last error.
         """
-        record = self._study.tell(optuna_trial, _value(ended), state=STATES[ended.outcome])
-        ended = replace(ended, bounds=record.intermediate_values)
+        self._study.tell(optuna_trial, _value(ended), state=STATES[ended.outcome])
         self._save(ended)
         self.trials[ended.number] = ended
         self._num_in_row = self._num_in_row + 1 if ended.outcome == self._last else 1
@@ -283,7 +272,7 @@ class OptunaChooser:
 
 
 def study_of(plan: SweepPlan, trials: Iterable[Trial]) -> optuna.Study:
-    """A sweep's trials as a study, for Optuna's samplers, pruners and plots."""
+    """A sweep's trials as a study, for Optuna's samplers and plots."""
     logging.getLogger("optuna").setLevel(logging.WARNING)
     study, ranges = optuna.create_study(direction="maximize"), distributions(plan.space)
     study.add_trials(
@@ -292,7 +281,6 @@ def study_of(plan: SweepPlan, trials: Iterable[Trial]) -> optuna.Study:
             params=trial.point,
             distributions=ranges,
             value=_value(trial),
-            intermediate_values=dict(trial.bounds),
         )
         for trial in trials
     )

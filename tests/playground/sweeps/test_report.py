@@ -159,7 +159,6 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         assert sorted(shown) == [trial.number for trial in measured], "not as Optuna counts"
 
 
-@pytest.mark.filterwarnings("ignore:The reported value is ignored")  # no answer is in the log
 def test_a_sweep_that_was_stopped_in_its_first_trial_has_all_plots(store: SweepStore) -> None:
     sweep = Sweep(store, plan("max_draft_len=1:6", mode="grid"))
     sweep.begin("s")

@@ -37,7 +37,6 @@ def asked(*vary: str, **changes: Any) -> dict[str, Any]:
         "objective": "tok_s",
         "mode": "grid",
         "trials": "4",
-        "prune": False,
         "suite": "starter",
         "limit": "1",
         "max_new_tokens": "8",
