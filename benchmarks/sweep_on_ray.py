@@ -57,13 +57,14 @@ def main() -> None:
 
 def run_sweep(db: str, arguments: tuple[str, ...]) -> tuple[float, tuple[Trial, ...]]:
     """Seconds of a sweep from the command to its end, and its trials."""
-    command = [sys.executable, "app.py", "sweep", "--grid", "--name", "s", "--db", db, *arguments]
+    command = [sys.executable, "app.py", "sweep", "--grid", "--db", db, *arguments]
     began_s = time.monotonic()
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
     seconds = time.monotonic() - began_s
     with RunLog.open(db) as log:
-        return seconds, SweepStore(log).load("s").trials
+        (sweep,) = log.benchmarks.list(sweeps=True)
+        return seconds, SweepStore(log).load(sweep.id).trials
 
 
 def compare(ways: list[str], results: list[dict[str, Trial]]) -> None:

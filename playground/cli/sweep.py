@@ -42,9 +42,7 @@ class SweepOptions(ExperimentOptions, MethodOptions):
     )
     max_new_tokens: int = option(64, "Maximum number of tokens per answer.")
     seed: int = option(0, "Seed of the search and of every random draw.")
-    resume: str | None = option(
-        None, "Resume a sweep; --trials may raise the number of trials.", metavar="NAME"
-    )
+    resume: str | None = option(None, "Resume a sweep of the log.", metavar="ID")
     output: Path | None = option(None, "Write the best settings here.", metavar="FILE.yaml")
     as_json: bool = option(False, "Print everything as JSON.", "--json")
 
@@ -62,7 +60,7 @@ class SweepOptions(ExperimentOptions, MethodOptions):
         if not self.method or not self.vary:
             raise ConfigError(
                 "Say what to sweep, such as --method ngram --vary max_draft_len=1:16, or go on "
-                "with a sweep by --resume NAME."
+                "with a sweep by --resume ID."
             )
         base = self.config()
         preset = presets.methods().get(self.method)
@@ -86,23 +84,25 @@ class SweepOptions(ExperimentOptions, MethodOptions):
 @command(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
+    from engine.errors import ConfigError
     from playground.experiments.sweep.report import SweepStore
     from playground.experiments.sweep.search import Sweep
 
+    if options.resume and options.trials is not None:
+        raise ConfigError("--resume completes the plan of the log, so it takes no --trials.")
     with options.open_log() as log:
-        store = SweepStore(log)
-        resumed = store.reopen(options.resume, options.trials) if options.resume else None
-        plan = options.plan() if resumed is None else resumed.plan
-        experiment = Sweep(store, plan, benchmark_id=None if resumed is None else resumed.row.id)
+        store, resumed = SweepStore(log), options.resume
+        plan = store.load(resumed).plan if resumed else options.plan()
+        experiment = Sweep(store, plan, benchmark_id=resumed)
 
         def heading(here: Mapping[str, Any]) -> str:
-            return f"sweep {store.load(experiment.id).row.name}: {plan.about}"
+            return f"{plan.about}\nsweep {experiment.id}"
 
         summary = run_experiment(options, experiment, heading, resume=resumed is not None)
         stored = store.load(experiment.id)
         _print_report(options, stored)
     if summary.cancelled:
-        note(f"Stopped. Resume with: app.py sweep --resume {stored.row.name}")
+        note(f"Stopped. Resume with: app.py sweep --resume {experiment.id}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

@@ -50,7 +50,6 @@ STATUS_WORDS = {
     "interrupted": "interrupted: its process ended. Resume runs what is missing.",
     "failed": "failed. Resume tries again.",
 }
-MORE_TRIALS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +97,8 @@ class ExperimentState:
         return spent if spent is not None else now.share if now else 0.0
 
     @property
-    def resume(self) -> str:
-        """Label of the button that resumes it; empty if it cannot be resumed."""
-        if self.job is not None or self.status == "running":
-            return ""
-        if self.status != "completed":
-            return "Resume"
-        is_open = isinstance(self.results, SweepReport) and self.results.more_to_try
-        return "More trials" if is_open else ""
+    def can_resume(self) -> bool:
+        return self.job is None and self.status not in ("running", "completed")
 
 
 class Experiments:
@@ -165,16 +158,13 @@ class Experiments:
         return experiment
 
     def resume(self, benchmark_id: str, pool: PoolConfig | None = None) -> None:
-        """Resume an experiment; a finished sweep continues with `MORE_TRIALS`.
+        """Resume an experiment.
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
         head = self._log.benchmarks.get(benchmark_id)
         if head is not None and head.plan.get("kind") == "sweep":
-            trials = None
-            if head.status == "completed":
-                trials = self.sweeps.load(benchmark_id).plan.num_trials + MORE_TRIALS
-            plan: ExperimentPlan = self.sweeps.reopen(benchmark_id, trials).plan
+            plan: ExperimentPlan = self.sweeps.load(benchmark_id).plan
         else:
             plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
         experiment = self._experiment(plan, benchmark_id)
@@ -252,7 +242,7 @@ class Experiments:
         return ExperimentState(replace(results.benchmark, **now), job, version, results)
 
     def look_at_sweep(self, key: str) -> ExperimentState:
-        """The state of a sweep, by its id or name."""
+        """The state of a sweep."""
         report = self.sweeps.load(key)
         row = report.row
         version = str(zlib.crc32(repr((report.trials, row.status)).encode()))

@@ -150,10 +150,8 @@ class TrainingState:
         return min(1.0, now.corpus_tokens / tokens) if tokens else 0.0
 
     @property
-    def resume(self) -> str:
-        """Label of the button that resumes it; empty if it cannot be resumed."""
-        can = self.job is None and self.status in ("interrupted", "cancelled", "failed")
-        return "Resume" if can else ""
+    def can_resume(self) -> bool:
+        return self.job is None and self.status in ("interrupted", "cancelled", "failed")
 
 
 class Trainings:

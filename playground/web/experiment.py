@@ -264,7 +264,7 @@ class ExperimentPage(ABC):
             updates: Updates = {
                 self.state: state_of(now),
                 self.stop: gr.Button(visible=now.job is not None),
-                self.resume: gr.Button(now.resume or "Resume", visible=bool(now.resume)),
+                self.resume: gr.Button(visible=now.can_resume),
                 self.timer: gr.Timer(active=now.status == "running" or now.job is not None),
                 self.report_column: gr.Column(visible=True),
             }

@@ -146,8 +146,9 @@ def answered(folder: Path) -> dict[Any, tuple[int, ...]]:
 def swept(folder: Path) -> dict[Any, Any]:
     """Every point of a sweep that is done, how it ended, and what was answered there."""
     with RunLog.open(str(folder / "runs.db")) as log:
-        sweep = SweepStore(log).load("s")
-        assert [head.status for head in log.benchmarks.list(9, sweeps=True)] == ["completed"]
+        (head,) = log.benchmarks.list(9, sweeps=True)
+        assert head.status == "completed"
+        sweep = SweepStore(log).load(head.id)
         return {
             trial.key: (trial.outcome, answers(log, trial_benchmark_id(sweep.row.id, trial.point)))
             for trial in sweep.trials
@@ -194,7 +195,7 @@ ACTIONS = {
         f"bench --dtype float32 --methods ngram --repeats 2 {ASKED}", "runs.db", answered
     ),
     "sweep": Action(
-        f"sweep --dtype float32 --grid --method ngram --vary max_draft_len=1:3 --name s {ASKED}",
+        f"sweep --dtype float32 --grid --method ngram --vary max_draft_len=1:3 {ASKED}",
         "runs.db",
         swept,
     ),

@@ -9,7 +9,7 @@ the same data, so the comparisons use Bonferroni's correction for the number of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from engine.errors import ConfigError
 from engine.formats import DASH
 from playground.experiments.plan import OBJECTIVES, SweepPlan
 from playground.experiments.report.columns import Cell
+from playground.experiments.report.report import unknown_experiment
 from playground.experiments.report.statistics import differ
 from playground.experiments.space import Objective, point_text, setting_text
 from playground.experiments.sweep.trials import Trial, key_of, num_done
@@ -43,9 +44,8 @@ FIGURES: dict[str, tuple[str, str]] = {
     "mat": OBJECTIVES["mat"],
 }
 """Figures of a trial: their titles and formulas."""
-MAX_LISTED = 1000
-TRIAL, EXTENSION = "trial", "more trials"
-"""Kinds of artifacts of a sweep: a trial, and a number of trials that replaces the plan's."""
+TRIAL = "trial"
+"""Kind of the artifacts of a sweep."""
 _TRIAL = TypeAdapter(Trial)
 MAX_NAMED = 5
 """Trials that the verdict names."""
@@ -101,12 +101,6 @@ class SweepReport:
     @property
     def num_done(self) -> int:
         return num_done(self.trials, self.plan.chooser.mode)
-
-    @property
-    def more_to_try(self) -> bool:
-        """Whether a finished search has left points unmeasured."""
-        search, most = self.plan.chooser, self.plan.space.num_points
-        return search.mode == "search" and (most is None or most > search.trials)
 
     def trial(self, number: int | None = None) -> Trial:
         """A trial by number; without one the best."""
@@ -280,54 +274,12 @@ class SweepStore:
 
     def save(self, sweep_id: str, trial: Trial) -> None:
         """Store a trial in place of its earlier version."""
-        self._put(sweep_id, TRIAL, {"number": trial.number}, asdict(trial))
+        key, meta = {"number": trial.number}, asdict(trial)
+        self.log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
 
-    def _put(
-        self, sweep_id: str, kind: str, key: Mapping[str, int], meta: Mapping[str, Any]
-    ) -> None:
-        self.log.artifacts.put(kind, key, meta=meta, payload=b"", benchmark_id=sweep_id)
-
-    def load(self, key: str, trials: int | None = None) -> SweepReport:
-        """A sweep by its id, or the newest of this name; `trials` replaces its number of trials."""
-        row = self.log.benchmarks.get(key)
+    def load(self, sweep_id: str) -> SweepReport:
+        """A sweep and its results. Raises ConfigError: it is not in the log."""
+        row = self.log.benchmarks.get(sweep_id)
         if row is None or row.plan.get("kind") != "sweep":
-            heads = self.log.benchmarks.list(MAX_LISTED, sweeps=True)
-            match = next((head for head in heads if head.name == key), None)
-            row = None if match is None else self.log.benchmarks.get(match.id)
-            if row is None:
-                known = ", ".join(head.name for head in heads[:8]) or "none yet"
-                raise ConfigError(f"No sweep is named {key!r:.100}. The newest: {known}.")
-        plan = dict(row.plan)
-        if extensions := self.log.artifacts.find(EXTENSION, benchmark_id=row.id):
-            trials = trials or extensions[0].meta["trials"]
-        if trials is not None:
-            plan["chooser"] = {**plan["chooser"], "trials": trials}
-        return SweepReport(row, SweepPlan.stored(plan, self._types), self.trials(row.id))
-
-    def reopen(self, key: str, trials: int | None = None) -> SweepReport:
-        """A sweep to resume; `trials` raises the number of trials of a search.
-
-        `extend` stores that number once the sweep is resumed.
-        """
-        sweep = self.load(key)
-        name, planned = sweep.row.name, sweep.plan.chooser.trials
-        if sweep.row.status == "running":
-            raise ConfigError(
-                f"Sweep {name} is running already. Stop it first, or wait until it is done."
-            )
-        if trials is None:
-            return sweep
-        if sweep.plan.chooser.mode == "grid":
-            raise ConfigError(
-                f"Sweep {name} is a grid, so its number of trials is fixed. Leave out --trials."
-            )
-        if trials < planned:
-            raise ConfigError(
-                f"trials must be at least {planned}, as in the sweep so far, got {trials}."
-            )
-        return self.load(sweep.row.id, trials)
-
-    def extend(self, sweep_id: str, trials: int) -> None:
-        """Store a number of trials if it is larger than so far."""
-        if trials > self.load(sweep_id).plan.chooser.trials:
-            self._put(sweep_id, EXTENSION, {}, {"trials": trials})
+            raise unknown_experiment(sweep_id)
+        return SweepReport(row, SweepPlan.stored(row.plan, self._types), self.trials(sweep_id))

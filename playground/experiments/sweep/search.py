@@ -60,10 +60,6 @@ class Sweep(Experiment):
             raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
         super().begin(name)
 
-    def resume(self) -> None:
-        super().resume()
-        self.store.extend(self.id, self.plan.chooser.trials)
-
     @property
     def runs(self) -> RunQuery:
         return RunQuery(experiment=f"sweep:{self.id}")

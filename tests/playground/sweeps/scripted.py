@@ -105,12 +105,9 @@ def swept(
     return store.load(sweep.id)
 
 
-def resumed(
-    store: SweepStore, key: str, measure: Any = None, trials: int | None = None
-) -> SweepReport:
+def resumed(store: SweepStore, sweep_id: str, measure: Any = None) -> SweepReport:
     """The same sweep, gone on with."""
-    stored = store.reopen(key, trials)
-    sweep = Sweep(store, stored.plan, benchmark_id=stored.row.id)
+    sweep = Sweep(store, store.load(sweep_id).plan, benchmark_id=sweep_id)
     sweep.resume()
     sweep.run(partial(sweep.search, measure or Scripted()))
     return store.load(sweep.id)

@@ -11,9 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from engine.drafters.eagle.methods import EagleConfig
-from engine.errors import ConfigError, OutOfMemoryError, PlaygroundError, SourceError
+from engine.errors import OutOfMemoryError, PlaygroundError, SourceError
 from playground.experiments.job import MeasurementFailedError, Progress
-from playground.experiments.space import MAX_TRIALS
 from playground.experiments.sweep.report import SweepStore, best_of
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.trials import Trial, study_of
@@ -84,8 +83,9 @@ def test_a_space_without_any_fitting_point_ends(store: SweepStore) -> None:
     assert sweep.row.status == "completed"
     assert {t.outcome for t in sweep.trials} == {"refused"}
     with pytest.raises(PlaygroundError, match="100 combinations in a row refused"):
-        swept(store, "max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE, name="w")
-    assert store.load("w").row.status == "failed"
+        swept(store, "max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE)
+    newest, _ = store.log.benchmarks.list(sweeps=True)
+    assert newest.status == "failed"
 
 
 def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) -> None:
@@ -96,14 +96,15 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
             return super().__call__(trial)
 
     with pytest.raises(SourceError):
-        swept(store, measure=Failing(), trials=4, name="s")
-    failed = store.load("s")
+        swept(store, measure=Failing(), trials=4)
+    (head,) = store.log.benchmarks.list(sweeps=True)
+    failed = store.load(head.id)
     told = (failed.row.status, failed.to_dict()["fault"])
     assert told == ("failed", "The weights are gone. Fetch them again.")
     outcomes = [row["outcome"] for row in failed.to_dict()["trials"]]
     assert outcomes == ["measured", "measured", "interrupted"]
     measure = Scripted()
-    done = resumed(store, "s", measure)
+    done = resumed(store, head.id, measure)
     assert (done.row.status, done.to_dict()["fault"]) == ("completed", "")
     assert len(measure.configs) == 2, "the broken-off trial and the one that was left"
 
@@ -134,30 +135,17 @@ def test_points_that_fail_are_told_and_three_in_a_row_are_enough(store: SweepSto
 
 def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) -> None:
     sweep = Sweep(store, plan(trials=5))
-    sweep.begin("s")
+    sweep.begin()
     first, second, looks = Scripted(), Scripted(), iter(range(10))
     sweep.interrupted = lambda: next(looks, None) is None
     assert sweep.run(partial(sweep.search, first)).cancelled
-    stopped = store.load("s")
+    stopped = store.load(sweep.id)
     assert stopped.row.status == "cancelled" and first.num_answers[-1] < 4
     assert stopped.to_dict()["trials"][-1]["outcome"] == "stopped"
-    done = [t for t in resumed(store, "s", second).trials if t.outcome == "measured"]
+    done = [t for t in resumed(store, sweep.id, second).trials if t.outcome == "measured"]
     assert second.configs[0] == first.configs[-1], "the broken-off point comes first"
     assert second.groups[0] == first.groups[-1], "and finds the answers that it had"
     assert len(done) == 5 and len({t.key for t in done}) == 5
-
-
-def test_more_trials_can_be_asked_of_a_finished_search(store: SweepStore) -> None:
-    swept(store, "max_draft_len=1:30", trials=3, name="s")
-    with pytest.raises(ConfigError, match="at least 3"):
-        store.reopen("s", 2)
-    with pytest.raises(ConfigError, match="trials must be"):
-        store.reopen("s", MAX_TRIALS + 1)
-    assert store.reopen("s", 7).plan.num_trials == 7 and store.load("s").plan.num_trials == 3
-    measure = Scripted()
-    done = resumed(store, "s", measure, trials=7)
-    assert len(measure.configs) == 4
-    assert len({t.key for t in done.trials}) == done.plan.num_trials == 7
 
 
 def test_progress_counts_up_and_tells_what_is_left(store: SweepStore) -> None:
