@@ -44,7 +44,7 @@ def main() -> None:
             for number, more in enumerate(ways.values())
         ]
     for name, (seconds, trials) in zip(ways, results, strict=True):
-        best = best_of(trials)
+        best = best_of(trials, "speedup")
         done = sum(trial.outcome == "measured" for trial in trials)
         print(f"{name}: {seconds:.0f} s, {done} of {len(trials)} trials measured")
         if best is None:  # other programs on the machine have made every speedup doubtful

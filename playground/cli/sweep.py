@@ -33,7 +33,7 @@ class SweepOptions(ExperimentOptions, MethodOptions):
         None, "Number of combinations that the search measures; default 20.", min=1
     )
     grid: bool = option(False, "Measure all combinations.", "--grid")
-    objective: str = option("tok_s", "What to maximise: tok_s, speedup or mat.")
+    objective: str = option("speedup", "What to maximise: speedup or mat.")
     settings: list[str] = option(
         [], "Change a setting that is not varied.", "--set", metavar="FIELD=VALUE"
     )

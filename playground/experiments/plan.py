@@ -36,11 +36,6 @@ MAX_REPEATS = 100
 METHOD = "trial"
 """Configuration name of the method in the runs of a trial; plain decoding keeps its own."""
 OBJECTIVES: dict[Objective, tuple[str, str]] = {
-    "tok_s": (
-        "tok/s",
-        "speedup of the trial × tok/s of plain decoding in the sweep's first trial, so that "
-        "drift between trials cancels out",
-    ),
     "speedup": (
         "speedup",
         "tok/s over the tok/s of plain decoding, both run in turn on every prompt of the trial",

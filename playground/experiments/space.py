@@ -38,7 +38,7 @@ MAX_GRID = 10_000
 """Largest number of combinations of a grid, and of a space that is searched without repeats."""
 MAX_VARIED = 16
 MAX_TRIALS = 10_000
-Objective = Literal["tok_s", "speedup", "mat"]
+Objective = Literal["speedup", "mat"]
 Mode = Literal["search", "grid"]
 NUMBERS = ("integer", "number")
 
@@ -340,7 +340,7 @@ class SearchSettings(Settings):
 
     model_config = ConfigDict(strict=False)
 
-    objective: Objective = "tok_s"
+    objective: Objective = "speedup"
     mode: Mode = setting("search", "Search or grid", "a grid measures every combination")
     trials: int = setting(
         20, "Trials", "how many combinations a search measures", ge=1, le=MAX_TRIALS
@@ -366,3 +366,9 @@ class OptunaSearch(SearchSettings):
     @classmethod
     def _read(cls, varied: Sequence[object]) -> list[object]:
         return [parse_vary(vary) if isinstance(vary, str) else vary for vary in varied]
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _current(cls, objective: object) -> object:
+        """`tok_s`, of older versions, ranks trials as their speedup does."""
+        return "speedup" if objective == "tok_s" else objective

@@ -47,7 +47,7 @@ def test_the_best_of_a_sweep_is_used_in_generate(page: GeneratePage, shots: Path
     assert sorted(row[0] for row in rows(tab)) == ["1", "2", "3"]
     best = next(row for row in rows(tab) if row[1] == "best")
     card.locator("h3", has_text=f"Best: trial {best[0]}").wait_for()
-    assert best[3] == card.locator("[data-figure=value]").inner_text()
+    assert best[3] == card.locator("[data-figure=speedup]").inner_text()
 
     other = next(row for row in rows(tab) if row[1] != "best")
     page.pick("sweep-trial", other[0])

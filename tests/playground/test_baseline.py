@@ -61,8 +61,8 @@ def of_report(pairs: list[Pair]) -> Iterator[float | None]:
 
 
 def of_sweep(pairs: list[Pair]) -> Iterator[float | None]:
-    figures = figures_of(pairs, "speedup", None)
-    yield from (figures.value, figures.speedup, figures.told)
+    figures = figures_of(pairs, "speedup")
+    yield from (figures.value("speedup"), figures.speedup, figures.told("speedup"))
 
 
 def of_log(pairs: list[Pair]) -> Iterator[float | None]:

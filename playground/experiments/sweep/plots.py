@@ -35,7 +35,7 @@ NOTES: dict[str, str] = {
 def sweep_figure(sweep: SweepReport, kind: str) -> go.Figure:
     """Optuna's plot of a sweep."""
     plot = PLOTS[validate_choice("plot", kind, PLOTS)]
-    if all(trial.value is None for trial in sweep.trials):
+    if all(sweep.value(trial) is None for trial in sweep.trials):
         raise ConfigError("Nothing has been measured yet.")
     study = study_of(sweep.plan, sweep.trials)
     fields = [vary.field for vary in sweep.plan.chooser.varied]

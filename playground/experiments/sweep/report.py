@@ -34,7 +34,7 @@ from storage import Benchmark, RunLog
 FIGURES: dict[str, tuple[str, str]] = {
     "speedup": OBJECTIVES["speedup"],
     "tok_s": (
-        "tok/s measured",
+        "tok/s",
         "new tokens after the first / seconds of decoding, over all answers of the trial",
     ),
     "plain_tok_s": (
@@ -50,7 +50,6 @@ _TRIAL = TypeAdapter(Trial)
 MAX_NAMED = 5
 """Trials that the verdict names."""
 FORMULAS: dict[str, str] = {
-    "value": "what the sweep maximises",
     **{name: formula for name, (_, formula) in FIGURES.items()},
     "same": "answers identical to plain decoding's / answers compared",
     "seconds": "from the trial's start to its end, including loading the drafter",
@@ -60,17 +59,17 @@ FORMULAS: dict[str, str] = {
 """Formula of every column."""
 
 
-def best_of(trials: Sequence[Trial]) -> Trial | None:
+def best_of(trials: Sequence[Trial], objective: Objective) -> Trial | None:
     """The trial with the largest value; the earlier one of two equal ones."""
-    measured = [trial for trial in trials if trial.value is not None]
-    return max(measured, key=lambda one: (one.value or 0.0, -one.number), default=None)
+    measured = [trial for trial in trials if trial.value(objective) is not None]
+    return max(measured, key=lambda t: (t.value(objective) or 0.0, -t.number), default=None)
 
 
 def as_good(best: Trial, trials: Sequence[Trial], objective: Objective) -> list[Trial]:
     """Measured trials that do not differ significantly from the best; none for MAT (no noise)."""
     if objective == "mat" or best.figures is None:
         return []
-    others = [t for t in trials if t.value is not None and t.figures and t.number != best.number]
+    others = [t for t in trials if t.value(objective) is not None and t.number != best.number]
     ours = best.figures.counts
     return [t for t in others if t.figures and not differ(ours, t.figures.counts, len(others))]
 
@@ -90,7 +89,11 @@ class SweepReport:
 
     @cached_property
     def best(self) -> Trial | None:
-        return best_of(self.trials)
+        return best_of(self.trials, self.plan.chooser.objective)
+
+    def value(self, trial: Trial) -> float | None:
+        """What the sweep maximises."""
+        return trial.value(self.plan.chooser.objective)
 
     @cached_property
     def ties(self) -> tuple[int, ...]:
@@ -143,14 +146,12 @@ class SweepReport:
     @property
     def columns(self) -> list[tuple[str, str, str]]:
         """Name, title and formula of every figure of a trial, the objective first."""
-        objective = self.plan.chooser.objective
-        others = [name for name in FIGURES if name != objective or name == "tok_s"]
-        return [("value", *OBJECTIVES[objective]), *((name, *FIGURES[name]) for name in others)]
+        names = sorted(FIGURES, key=lambda name: name != self.plan.chooser.objective)
+        return [(name, *FIGURES[name]) for name in names]
 
     def figure(self, trial: Trial, name: str) -> str:
-        """A figure of a trial as text; `value` is the objective."""
-        kind = self.plan.chooser.objective if name == "value" else name
-        return formats.of_kind(kind)(getattr(trial.figures, name, None))
+        """A figure of a trial as text."""
+        return formats.of_kind(name)(getattr(trial.figures, name, None))
 
     def table(self, *, best_first: bool = False) -> tuple[dict[str, str], list[list[Cell]]]:
         """The trials as a table, by number: titles with formulas, and rows."""
@@ -161,7 +162,7 @@ class SweepReport:
         rows = []
         trials = list(self.trials)
         if best_first:
-            trials.sort(key=lambda t: (t.outcome != "measured", -(t.value or -math.inf)))
+            trials.sort(key=lambda t: (t.outcome != "measured", -(self.value(t) or -math.inf)))
         for trial in trials:
             figures = trial.figures
             same = f"{figures.num_same}/{figures.num_prompts}" if figures else DASH
@@ -183,12 +184,12 @@ class SweepReport:
         if best is None or best.figures is None:
             return ""
         figures, objective = best.figures, plan.chooser.objective
-        reached = f"{OBJECTIVES[objective][0]} {self.figure(best, 'value')}{self._gain(best)}"
+        reached = f"{OBJECTIVES[objective][0]} {self.figure(best, objective)}{self._gain(best)}"
         parts = [f"Best so far: {point_text(best.point)}, with {reached}."]
         if ties := self.ties:
             named = ", ".join(map(str, ties[:MAX_NAMED])) + ", …" * (len(ties) > MAX_NAMED)
             parts.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}.")
-        num_measured = sum(t.value is not None for t in self.trials)
+        num_measured = sum(self.value(t) is not None for t in self.trials)
         if num_measured > 1 and objective != "mat":
             parts.append(f"Exploratory: picked from {num_measured} trials on the same prompts.")
         if figures.speedup is not None and figures.speedup < 1:
@@ -203,12 +204,13 @@ class SweepReport:
     def _gain(self, best: Trial) -> str:
         """The best trial compared with the settings that the sweep began from."""
         key = key_of(self.plan.space.start)
-        start = next((t for t in self.trials if t.value and t.key == key), None)
-        if start is None or not start.value or not best.value:
+        start = next((t for t in self.trials if t.key == key), None)
+        first, value = self.value(start) if start else None, self.value(best)
+        if start is None or not first or not value:
             return ""
         if start.number == best.number:
             return "; these are the settings it began from"
-        return f", {formats.speedup(best.value / start.value)} that of the settings it began from"
+        return f", {formats.speedup(value / first)} that of the settings it began from"
 
     # ---- its files
 
@@ -236,8 +238,7 @@ class SweepReport:
 
     def _row(self, trial: Trial) -> dict[str, Any]:
         row = asdict(trial) | {"outcome": self.outcome(trial), "reason": self.reason(trial)}
-        for name in ("counts", "told", "reference_tok_s"):
-            (row["figures"] or {}).pop(name, None)
+        (row["figures"] or {}).pop("counts", None)
         return row
 
     def preset_yaml(self) -> str:
@@ -245,9 +246,10 @@ class SweepReport:
         trial, plan, name = self.trial(), self.plan, self.row.name
         config = plan.space.config(trial.point)
         description = f"Trial {trial.number} of sweep {name} on {plan.target.name}"
-        if trial.figures is not None and trial.figures.value is not None:
-            title, num = OBJECTIVES[plan.chooser.objective][0], trial.figures.num_prompts
-            description += f": {title} {self.figure(trial, 'value')} over {num} answers"
+        objective = plan.chooser.objective
+        if trial.figures is not None and trial.figures.value(objective) is not None:
+            title, num = OBJECTIVES[objective][0], trial.figures.num_prompts
+            description += f": {title} {self.figure(trial, objective)} over {num} answers"
         values = {
             "name": f"{name}-{trial.number}",
             "title": f"{type(config).title}, tuned",

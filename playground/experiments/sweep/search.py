@@ -30,6 +30,7 @@ from playground.experiments.sweep.trials import (
     OptunaChooser,
     Outcome,
     Trial,
+    figures_of,
     trial_benchmark_id,
 )
 from playground.host.runner import ClosingError, EngineHost
@@ -179,8 +180,7 @@ class Sweep(Experiment):
             raise ConfigError(
                 NO_PAIR + (skipped.reason if skipped else "See its runs in the log for the reason.")
             )
-        with self._trials_lock:
-            return self.trials.figures(pairs)
+        return figures_of(pairs, self.plan.chooser.objective)
 
 
 class RunningTrial(Experiment):

@@ -53,19 +53,14 @@ class Figures:
     """The measurements of one trial, over all prompts that both methods answered.
 
     Attributes:
-        value: the objective; None where `doubt` leaves no speedup.
         tok_s, plain_tok_s: of the method and of plain decoding, prompt by prompt in turn.
-        speedup: their ratio.
+        speedup: their ratio; None where `doubt` leaves no speedup.
         num_prompts: answers compared.
         num_same: of these, answers that are token-identical to plain decoding's.
         counts: tokens and seconds by prompt; empty in sweeps of older versions.
         doubt: why no speedup is given.
-        told: the value reported to Optuna: the objective or, where it is in doubt, its upper bound
-            by MAT.
-        reference_tok_s: of plain decoding in the sweep's first trial.
     """
 
-    value: float | None
     tok_s: float | None
     plain_tok_s: float | None
     speedup: float | None
@@ -74,39 +69,30 @@ class Figures:
     num_same: int
     counts: Mapping[str, Counts] = field(default_factory=dict)
     doubt: Doubt | None = None
-    told: float | None = None
-    reference_tok_s: float | None = None
+
+    def value(self, objective: Objective) -> float | None:
+        """The objective; None where no speedup is given."""
+        return self.mat if objective == "mat" else self.speedup
+
+    def told(self, objective: Objective) -> float | None:
+        """The value reported to Optuna; MAT is the upper bound of a speedup in doubt."""
+        return self.mat if self.doubt else self.value(objective)
 
 
-def figures_of(
-    pairs: Sequence[Pair], objective: Objective, reference_tok_s: float | None
-) -> Figures:
-    """The figures of a point.
-
-    Args:
-        reference_tok_s: tok/s of plain decoding in the sweep's first trial; None in that trial.
-    """
+def figures_of(pairs: Sequence[Pair], objective: Objective) -> Figures:
+    """The figures of a point. Raises ConfigError: they lack the objective."""
     own, plain = totals_of(pairs)
     fast = speedup_of(pairs)
-    speedup = None if fast is None else fast.ratio
-    told = own.mat if objective == "mat" or (fast and fast.doubt) else speedup
-    reference_tok_s = reference_tok_s or plain.tok_s
-    if objective == "tok_s" and told is not None:
-        told *= reference_tok_s or 0.0
-    if told is None:
+    speedup, doubt = (fast.ratio, fast.doubt) if fast else (None, None)
+    same = sum(own.output_ids == plain.output_ids for own, plain in pairs)
+    values = own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same
+    figures = Figures(*values, prompt_counts(pairs), doubt)
+    if figures.told(objective) is None:
         raise ConfigError(
             "The answers end after their first token, so nothing can be measured. Choose other "
             "prompts, a larger max_new_tokens, or ignore_eos."
         )
-    same = sum(own.output_ids == plain.output_ids for own, plain in pairs)
-    return Figures(
-        told if objective == "mat" or speedup is not None else None,
-        *(own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same),
-        prompt_counts(pairs),
-        None if fast is None else fast.doubt,
-        told,
-        reference_tok_s,
-    )
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +117,10 @@ class Trial:
     def key(self) -> str:
         return key_of(self.point)
 
-    @property
-    def value(self) -> float | None:
+    def value(self, objective: Objective) -> float | None:
         """The objective; None unless it was measured completely, with a reliable baseline."""
-        return self.figures.value if self.figures and self.outcome == "measured" else None
+        figures = self.figures if self.outcome == "measured" else None
+        return figures.value(objective) if figures else None
 
 
 def key_of(point: Mapping[str, Any]) -> str:
@@ -176,8 +162,6 @@ class OptunaChooser:
         self.trials = {trial.number: trial for trial in trials}
         ended = [trial for trial in self.trials.values() if trial.outcome != "running"]
         self._unfinished = [trial for trial in self.trials.values() if trial.outcome == "running"]
-        figures = (trial.figures for trial in ended if trial.figures)
-        self._reference_tok_s = next((one.reference_tok_s for one in figures), None)
         self._distributions = distributions(plan.space)
         self._study = study_of(plan, ended)
         # A tree-structured Parzen estimator after some random trials.
@@ -203,12 +187,6 @@ class OptunaChooser:
         """Mean seconds of a trial."""
         taken = [t.seconds for t in self.trials.values() if t.outcome != "refused" and t.seconds]
         return sum(taken) / len(taken) if taken else None
-
-    def figures(self, pairs: Sequence[Pair]) -> Figures:
-        """A trial's figures; tok/s are relative to plain decoding's in the first trial."""
-        figures = figures_of(pairs, self._plan.chooser.objective, self._reference_tok_s)
-        self._reference_tok_s = figures.reference_tok_s
-        return figures
 
     def next(self) -> tuple[Trial, optuna.Trial] | None:
         """The next trial and Optuna's object for it; None when all have begun."""
@@ -253,7 +231,8 @@ class OptunaChooser:
 
         Raises PlaygroundError: too many trials in a row failed; quotes the last error.
         """
-        self._study.tell(optuna_trial, _value(ended), state=STATES[ended.outcome])
+        told = _told(ended, self._plan)
+        self._study.tell(optuna_trial, told, state=STATES[ended.outcome])
         self._save(ended)
         self.trials[ended.number] = ended
         self._num_in_row = self._num_in_row + 1 if ended.outcome == self._last else 1
@@ -280,15 +259,16 @@ def study_of(plan: SweepPlan, trials: Iterable[Trial]) -> optuna.Study:
             state=STATES[trial.outcome],
             params=trial.point,
             distributions=ranges,
-            value=_value(trial),
+            value=_told(trial, plan),
         )
         for trial in trials
     )
     return study
 
 
-def _value(trial: Trial) -> float | None:
-    return trial.figures.told if trial.figures and trial.outcome == "measured" else None
+def _told(trial: Trial, plan: SweepPlan) -> float | None:
+    figures = trial.figures if trial.outcome == "measured" else None
+    return figures.told(plan.chooser.objective) if figures else None
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:

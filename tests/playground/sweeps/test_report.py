@@ -100,13 +100,13 @@ def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepSto
     sweep = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed))
     state = sweep.to_dict()
     wrong = next(row for row in state["trials"] if row["point"]["max_draft_len"] == 6)
-    assert wrong["figures"]["value"] is None and wrong["figures"]["speedup"] is None
+    assert wrong["figures"]["speedup"] is None
     assert wrong["figures"]["doubt"] == "cheap step" and wrong["reason"].startswith("No speedup")
     assert state["best"] != wrong["number"] and wrong["number"] not in state["as_good"]
-    told = [trial.figures.told for trial in sweep.trials if trial.figures]
+    told = [trial.figures.told("speedup") for trial in sweep.trials if trial.figures]
     assert sorted(filter(None, told)) == pytest.approx([2.3, 4.0], rel=0.1), "bounded by MAT"
     mats = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed), objective="mat")
-    assert [row["figures"]["value"] for row in mats.to_dict()["trials"]] == [4.0, 4.0]
+    assert [row["figures"]["mat"] for row in mats.to_dict()["trials"]] == [4.0, 4.0]
 
 
 def test_the_verdict_says_what_was_gained_and_whether_texts_differ(store: SweepStore) -> None:
