@@ -122,7 +122,7 @@ COLUMNS: tuple[Column, ...] = (
     _field("finish_reason", "ended by"),
 )
 GROUP_FIGURES = ("tok_s", "mat", "draft_acceptance", "ttft_s")
-SPREAD = "; mean ± standard deviation over the group's runs"
+SPREAD = "; mean ± standard deviation over the runs, rates weighted by their seconds"
 GROUP_COLUMNS: tuple[Column, ...] = (
     Column("value", "group", "prompt"),
     Column("num_runs", "runs", "number", "num_runs"),

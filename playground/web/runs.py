@@ -14,16 +14,16 @@ from playground.errors import Fault, attempt
 from playground.host.request import texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.runs.columns import COLUMNS, FIGURES, formula
+from playground.runs.columns import COLUMNS, FIGURES, SPREAD, formula
 from playground.runs.compare import FIGURES as COMPARED
-from playground.runs.compare import ComparedRuns, compare_runs
+from playground.runs.compare import ComparedRuns, Configuration, compare_runs
 from playground.runs.details import Selection, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from playground.web.address import link_params
 from playground.web.components import module_component
 from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates, on_fault
-from playground.web.results import HTML, sentence_html
+from playground.web.results import HTML, Cell, sentence_html, table_html
 from playground.web.run_details import OpenRun
 from playground.web.run_files import RunFiles
 from storage import Status
@@ -31,33 +31,7 @@ from storage import Status
 DELETED = "deleted"
 KEPT_KEYS = ("sort", "descending", "page", "compare")
 """Keys of the table's query that survive a change of filters."""
-COMPARISON = HTML.from_string("""
-<h3>{{ title }}</h3>
-<div class="frame"><table>
-<thead><tr><td></td>
-{% for each in configurations %}
-  <th class="setup">
-  {{ each.title }}{% if each.lossless is false %}<span class="pg-lossy">lossy</span>{% endif %}
-  <span class="remark">{{ each.settings }}</span>
-  <span class="remark">{{ plural(each.run_ids | length, "run") }}{% if each.num_prompts > 1 %} on
-  {{ each.num_prompts }} prompts{% endif %}</span>
-  </th>
-{% endfor %}
-</tr></thead>
-<tbody>
-{% for part, rows in parts if rows %}
-  <tr class="part"><th colspan="{{ configurations | length + 1 }}">{{ part }}</th></tr>
-  {% for name, title, help, cells in rows %}
-    <tr data-name="{{ name }}">
-    {% if title %}<th>{{ title | term(help) }}</th>{% else %}<td></td>{% endif %}
-    {% for text, best in cells %}
-      <td title="{{ text }}"{% if best %} class="best"{% endif %}>{{ text }}</td>
-    {% endfor %}
-    </tr>
-  {% endfor %}
-{% endfor %}
-</tbody></table></div>
-""")
+HEADING = HTML.from_string("<h3>{{ title }}</h3>")
 
 
 class RunsPage:
@@ -346,39 +320,39 @@ def _ticked(table: Any) -> list[str]:
 
 
 def comparison_html(compared: ComparedRuns) -> str:
-    """A column per configuration, a row per differing setting and per figure."""
-    configurations = compared.configurations
-    runs = sum(len(each.run_ids) for each in configurations)
-    figures = [
-        (name, FIGURES[name].title, formula(name), _figure_cells(compared, name))
-        for name in COMPARED
-        if any(each.spreads[name] for each in configurations)
+    """A row per configuration: the settings and versions that differ, then every figure."""
+    configurations, differing = compared.configurations, compared.differences
+    num_runs = plural(sum(len(each.run_ids) for each in configurations), "run")
+    same = "" if differing else "; all settings are the same"
+    title = f"{num_runs} in {plural(len(configurations), 'configuration')}{same}"
+    names = [n for n in COMPARED if any(each.spreads[n] for each in configurations)]
+    heads = dict.fromkeys(("configuration", *differing, *compared.machine), "")
+    heads |= {FIGURES[name].title: formula(name) + SPREAD for name in names}
+    texts = (*differing.values(), *compared.machine.values())
+    columns = [
+        [_title_cell(each) for each in configurations],
+        *([Cell(text, hint=text) for text in column] for column in texts),
+        *(_figure_cells(compared, name) for name in names),
     ]
-    same, machines = "all settings are the same", "machine and versions that differ"
-
-    def texts(table: Any) -> list[Any]:
-        return [(name, name, "", [(t, False) for t in row]) for name, row in table.items()]
-
-    return COMPARISON.render(
-        title=f"{plural(runs, 'run')} in {plural(len(configurations), 'configuration')}",
-        plural=plural,
-        configurations=configurations,
-        parts=[
-            ("settings that differ", texts(compared.differences)),
-            (same, [] if compared.differences else [("", "", "", [])]),
-            (machines, texts(compared.machine)),
-            ("figures: mean ± standard deviation over the runs; rates weighted by time", figures),
-        ],
-    )
+    rows = zip(*columns, strict=True)
+    return HEADING.render(title=title) + table_html(title, heads, rows)
 
 
-def _figure_cells(compared: ComparedRuns, name: str) -> list[tuple[str, bool]]:
-    """A text per configuration, and whether it is the best."""
+def _title_cell(each: Configuration) -> Cell:
+    """Its title; below it its settings and number of runs."""
+    on = f" on {each.num_prompts} prompts" if each.num_prompts > 1 else ""
+    runs = f"{plural(len(each.run_ids), 'run')}{on}"
+    lossy = "lossy" if each.lossless is False else ""
+    return Cell(each.title, " · ".join(filter(None, (each.settings, runs, lossy))))
+
+
+def _figure_cells(compared: ComparedRuns, name: str) -> list[Cell]:
+    """A figure of every configuration; the best is good."""
     spreads = [each.spreads[name] for each in compared.configurations]
     means = [spread.mean for spread in spreads if spread is not None]
     figure = FIGURES[name]
     best = figure.best(means) if figure.best and len(means) > 1 else None
     return [
-        (figure.spread_text(spread), spread is not None and spread.mean == best)
+        Cell(figure.spread_text(spread), mood="good" if spread and spread.mean == best else "")
         for spread in spreads
     ]
