@@ -1,30 +1,26 @@
 """A report as one self-contained HTML file, to link from a README or send to a colleague.
 
 Its style and its chart (SVG) are inline: plotly would add 4.7 MB, the SVG a few kilobytes. It has
-no script, and its content security policy allows none: model output passes through a template that
-escapes it and shows control characters.
+no script, and its content security policy allows none: names and prompts pass through a template
+that escapes them and shows control characters.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment
 
 from engine.errors import ConfigError
 from engine.safe_text import json_text, visible_value
-from playground.experiments.finished import FinishedRequest
-from playground.experiments.plan import ExperimentPlan, Item
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.columns import by_group, summary
 from playground.experiments.report.report import FORMULAS, Report, Results
 from playground.plots import GREY, HUES
 
-MAX_ANSWERS = 40
-"""Prompts whose answers are shown; the file of prompts has all of them."""
-MAX_CHARS = 6000
 PROMPTS = "prompts.yaml"
 BAR, GAP, LEFT, WIDTH = 22, 12, 210, 820
 """Heights of a bar and of the space below it, and where the bars begin and end, in pixels."""
@@ -33,7 +29,7 @@ _PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, fina
 
 def page_html(results: Results) -> str:
     """The report as an HTML page."""
-    plan, report, requests = results.plan, results.report, results.requests
+    plan, report = results.plan, results.report
     bars, end = _bars(report)
     return PAGE.render(
         title=results.benchmark.name,
@@ -49,7 +45,6 @@ def page_html(results: Results) -> str:
         height=(BAR + GAP) * len(bars) + 24,
         summary=summary(report),
         groups=by_group(report, "speedup", {}) if len(report.groups) > 1 else None,
-        answers=_answers(plan.items, report, requests),
         formulas={name: FORMULAS[name] for name in SHOWN},
     )
 
@@ -129,29 +124,6 @@ def _bars(report: Report) -> tuple[list[dict[str, Any]], float]:
     return bars, LEFT + unit
 
 
-def _answers(
-    items: Sequence[Item], report: Report, requests: Sequence[FinishedRequest]
-) -> list[dict[str, Any]]:
-    """The first prompts with plain decoding's answers, and those that differ from them."""
-    plain = report.configurations[0].name
-    by_key = {request.key: request for request in requests}
-    answers = []
-    for item in items[:MAX_ANSWERS]:
-        for turn, prompt in enumerate(item.turns):
-            base = by_key.get((item.suite, item.id, turn, 0, plain))
-            if base is None:
-                continue
-            others = {
-                section.name: other.text[:MAX_CHARS]
-                for section in report.configurations[1:]
-                if (other := by_key.get((item.suite, item.id, turn, 0, section.name))) is not None
-                and other.output_ids != base.output_ids
-            }
-            text = base.text[:MAX_CHARS]
-            answers.append({"prompt": prompt[:MAX_CHARS], "text": text, "others": others})
-    return answers
-
-
 PAGE = _PAGES.from_string("""
 {%- macro table(of) %}
 <div class="wide"><table><thead><tr><th>configuration</th>
@@ -225,14 +197,6 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 <pre>{{ command }}</pre>
 {% endif %}
 <details><summary>{{ prompts_name }}</summary><pre>{{ prompts }}</pre></details>
-<h2>Answers</h2>
-{% for one in answers %}
-<details><summary>{{ one.prompt | truncate(90) }}</summary><pre>{{ one.prompt }}</pre>
-<p class="dim">plain decoding</p><pre>{{ one.text }}</pre>
-{% for name, text in one.others.items() %}
-<p class="dim">{{ name }}, which differs</p><pre>{{ text }}</pre>
-{% endfor %}</details>
-{% endfor %}
 <h2>How each figure is computed</h2>
 <dl>{% for name, text in formulas.items() %}<dt>{{ name | replace("_", " ") }}</dt>
 <dd>{{ text }}</dd>{% endfor %}</dl>

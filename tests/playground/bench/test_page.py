@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,10 +17,8 @@ from playground.cli.bench import configurations_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item
 from playground.experiments.prompts import read_suite_text
-from playground.experiments.report.page import MAX_ANSWERS, command, page_html, prompts_file
+from playground.experiments.report.page import command, page_html, prompts_file
 from playground.experiments.report.report import Results, make_report
-from playground.web.report import cards_html
-from storage import RunLog
 from tests.playground.bench.requests import measured, plan_of
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"
@@ -89,7 +86,7 @@ def test_control_characters_of_names_and_answers_are_shown_not_obeyed() -> None:
     requests = [replace(request, text=request.text + sent) for request in requests_of(stored)]
     page = drawn(sent, stored, requests, {"cpu": sent})
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
-    assert page.count(r"\x1b[2J\x00\u202egnp.exe\x9b31m\r") > 3
+    assert page.count(r"\x1b[2J\x00\u202egnp.exe\x9b31m\r") > 2
     (prompts,) = re.findall(r"<details><summary>prompts.yaml</summary><pre>(.*?)</pre>", page, re.S)
     assert read_suite_text(unescape(prompts), "prompts.yaml", where="page").prompts[0].turns == (
         f"Hello{sent}",
@@ -140,21 +137,3 @@ def test_the_command_repeats_the_experiment() -> None:
     ]
     page = page_of(plan(gone="Gone"))
     assert "Repeat it" not in page and "Figures" in page, "a method of another version"
-
-
-def test_equal_ids_of_two_suites_have_their_own_answers() -> None:
-    stored = plan(items=[Item(suite, "1", "chat", "chat", ("Hello.",)) for suite in ("s", "t")])
-    requests = [replace(one, text=f"from {one.suite}") for one in requests_of(stored)]
-    page = drawn("two suites", stored, requests, {})
-    assert page.count("<pre>from s</pre>") == page.count("<pre>from t</pre>") == 2
-    row: Any = SimpleNamespace(name="two suites", summary={})
-    results = Results(row, stored, tuple(requests), make_report(stored, requests), {})
-    with RunLog.open("sqlite://") as log:
-        assert cards_html(results, log).count("speedup by prompt: Hello. 2.00× · Hello. 2.00×") == 1
-
-
-def test_a_long_report_shows_the_first_answers_and_lists_all_prompts() -> None:
-    items = [Item("s", str(n), "chat", "chat", (f"Prompt {n}.",)) for n in range(60)]
-    page = page_of(plan(items=items))
-    assert page.count("<details>") == MAX_ANSWERS + 1
-    assert json.dumps("Prompt 59.").replace('"', "&#34;") in page
