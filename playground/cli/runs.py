@@ -107,7 +107,6 @@ class ExportOptions(FilterOptions):
         REQUIRED, "FILE.json, FILE.json.gz or FILE.csv; - prints JSON.", metavar="FILE"
     )
     ids: list[str] | None = argument(None, "Only these runs.", metavar="ID…")
-    steps: bool = option(False, "CSV: a line per step instead of a line per run.", "--steps")
 
 
 @runs.command()
@@ -119,9 +118,7 @@ def export(options: ExportOptions) -> None:
     from playground.runs.transfer import Kind, export_runs, writing
 
     file, chosen_ids = options.file, tuple(options.ids or ())
-    kind: Kind = ("steps" if options.steps else "csv") if file.suffix == ".csv" else "json"
-    if options.steps and kind == "json":
-        raise ConfigError("--steps is for FILE.csv; JSON has the steps anyway.")
+    kind: Kind = "csv" if file.suffix == ".csv" else "json"
     with options.open_log() as log:
         query = options.query(sort="created_at", descending=False, ids=chosen_ids or None)
         ids = log.ids(query)

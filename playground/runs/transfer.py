@@ -1,4 +1,4 @@
-"""Runs as files: export and import as JSON with all steps, export as CSV tables of runs or steps.
+"""Runs as files: export and import as JSON with all steps, export as a CSV table of runs.
 
 The JSON is one object with a run per line, so that files of any size are written and read one run
 at a time. A float that JSON cannot represent is {"$float": "nan"}.
@@ -38,14 +38,12 @@ from storage import (
     StoredRun,
 )
 
-Kind = Literal["json", "csv", "steps"]
-"""Whole runs, a line per run, a line per step."""
+Kind = Literal["json", "csv"]
+"""Whole runs, or a line per run."""
 FORMAT = "speculative-decoding-playground/runs"
 VERSION = 1
 HEAD = json.dumps({"format": FORMAT, "version": VERSION})[:-1] + ', "runs": [\n'
 TAIL = "\n]}\n"
-LINE_CHARS = 32
-"""The least that a line counts for, however short: reading it takes time, too."""
 GZIP_MAGIC = b"\x1f\x8b"
 NON_FINITE = ("nan", "inf", "-inf")
 DERIVED = ("setup_id", "prompt_id")
@@ -57,10 +55,6 @@ RUN_COLUMNS = (
     "name note benchmark_id"
 ).split()
 JSON_COLUMNS = ("labels", "method", "sampling", "limits")
-STEP_COLUMNS = (
-    "index context_len num_committed num_extra_rows draft_s verify_s accept_s other_s at_s "
-    "decision bypass num_cut num_forced rollback_s"
-).split()
 
 
 # ---- out
@@ -68,18 +62,15 @@ STEP_COLUMNS = (
 
 def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind) -> Iterator[int]:
     """Write runs; yields the number written so far, after each."""
-    runs = [*RUN_COLUMNS, *get_args(Figure), "tags", *JSON_COLUMNS, "prompt", "text"]
-    steps = ["run_id", *STEP_COLUMNS, "num_drafted", "num_accepted", "committed_text"]
-    stream.write({"json": HEAD, "csv": csv_line(runs), "steps": csv_line(steps)}[kind])
+    columns = [*RUN_COLUMNS, *get_args(Figure), "tags", *JSON_COLUMNS, "prompt", "text"]
+    stream.write(HEAD if kind == "json" else csv_line(columns))
     for number, run_id in enumerate(run_ids):
         stored = log.read_whole(run_id)
         if stored is not None:
             if kind == "json":
                 stream.write((",\n" if number else "") + run_line(stored))
-            elif kind == "csv":
-                stream.write(_run_row(stored.run))
             else:
-                stream.writelines(_step_row(run_id, step) for step in stored.steps)
+                stream.write(_run_row(stored.run))
         yield number + 1
     stream.write(TAIL if kind == "json" else "")
 
@@ -143,12 +134,6 @@ def _run_row(run: RunDetail) -> str:
     return csv_line([*values, run.prompt_text, run.text])
 
 
-def _step_row(run_id: str, step: StepRow) -> str:
-    values: list[Any] = [run_id, *(getattr(step, name) for name in STEP_COLUMNS)]
-    text = "".join(step.committed_texts)
-    return csv_line([*values, len(step.tokens) - 1, len(step.accepted), text])
-
-
 # ---- in
 
 
@@ -197,17 +182,17 @@ def read_lines(file: Path) -> Iterator[str]:
 
 
 def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
-    """The runs of an export, one at a time; a reformatted file is read as a whole.
+    """The runs of an export, one at a time.
 
     Raises ConfigError: it is not an export, or one of its runs is malformed; names the run.
     """
     source = iter(lines)
     first = next(source, "").rstrip()
     if not first.endswith('"runs": ['):
-        document = _json("".join(_bounded(chain([first], source))), "The file")
-        _check_head(document)
-        yield from (_checked(raw, number) for number, raw in enumerate(document["runs"], start=1))
-        return
+        raise ConfigError(
+            f"The file is not an export of runs (format {FORMAT}). Keep it as the playground "
+            "writes it: one run per line."
+        )
     _check_head(_json(first + "]}", "The file"))
     for number, line in enumerate(source, start=1):
         text = line.strip().removesuffix(",")
@@ -216,19 +201,6 @@ def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
         if text or number > 1:  # an export without runs has an empty line
             yield _checked(_json(text, f"Run {number} of the file"), number)
     raise ConfigError("The file is incomplete. Copy or export it again.")
-
-
-def _bounded(lines: Iterable[str]) -> Iterator[str]:
-    """Raises ConfigError: the lines are too long to be read as a whole."""
-    num_chars = 0
-    for line in lines:
-        num_chars += max(len(line), LINE_CHARS)
-        if num_chars > MAX_CHARS:
-            raise ConfigError(
-                f"The file has more than {MAX_CHARS} characters. Keep it as the playground writes "
-                "it: one run per line."
-            )
-        yield line
 
 
 def _check_head(document: Any) -> None:

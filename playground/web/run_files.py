@@ -21,7 +21,6 @@ from playground.web.results import DOWNLOAD_JS, sentence_html
 from storage import RunLog
 
 KINDS = [("JSON, whole runs", "json"), ("CSV, one line per run", "csv")]
-KINDS += [("CSV, one line per step", "steps")]
 
 
 class RunFiles:
@@ -72,12 +71,12 @@ class RunFiles:
         if isinstance(ids, Fault):
             yield [sentence_html(ids), gr.skip(), None]
             return
-        name = f"runs-{datetime.now():%Y-%m-%d-%H-%M-%S}{'-steps' if kind == 'steps' else ''}"
+        name = f"runs-{datetime.now():%Y-%m-%d-%H-%M-%S}.{kind}"
         # In Gradio's own folder, deleted with the process: a generator that a client abandons
         # is closed by the garbage collector, on any thread, so it must have nothing to clean up.
         Path(self.file.GRADIO_CACHE).mkdir(parents=True, exist_ok=True)
         folder = mkdtemp(dir=self.file.GRADIO_CACHE)
-        file = Path(folder) / f"{name}.{'json' if kind == 'json' else 'csv'}"
+        file = Path(folder) / name
         try:
             with file.open("w", encoding="utf-8", newline="\n") as stream:
                 for number in export_runs(self.log, ids, stream, kind):

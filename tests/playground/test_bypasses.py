@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from pathlib import Path
@@ -44,9 +43,9 @@ def test_a_run_that_drafted_nothing_says_why_on_the_page_in_the_log_and_by_the_a
     told = speculative_decoding(run)
     assert stored(host, run).metrics["bypasses"] == COUNTS
     assert told is not None and told["bypass_reasons"] == COUNTS
-    list(export_runs(log, [run.log_id], table := io.StringIO(), "steps"))
-    rows = csv.DictReader(table.getvalue().splitlines())
-    assert [row["bypass"] for row in rows] == ["no_match", "no_match", "room"]
+    list(export_runs(log, [run.log_id], file := io.StringIO(), "json"))
+    (exported,) = json.loads(file.getvalue())["runs"]
+    assert [step["bypass"] for step in exported["steps"]] == ["no_match", "no_match", "room"]
 
 
 def test_the_command_line_says_why_too(tiny_folder: Path, tmp_path: Path) -> None:
