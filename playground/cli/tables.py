@@ -42,7 +42,7 @@ def _by_configuration(title: str, figures: columns.Table) -> Table:
 
 
 def _latency(name: str, latency: LatencyTable) -> Table:
-    title = f"{name}: {latency.num_requests} requests, concurrency {latency.concurrency}"
+    title = f"{name}: {latency.num_requests} requests, concurrency 1"
     names = ("avg", "min", "max", "p99", "p90", "p75")
     rows = [
         (row, *(figure(getattr(latency.rows[key], name, None)) for name in names))

@@ -354,7 +354,7 @@ class Measurement:
                 stored={
                     "method_title": configuration.title,
                     "benchmark_id": self.benchmark_id,
-                    "labels": self._labels(request, configuration),
+                    "labels": self._labels(request),
                 },
                 run=run,
             )
@@ -367,12 +367,10 @@ class Measurement:
         run_id = run.log_id
         return None if run_id is None else self.log.wait_for(lambda: self.log.get(run_id))
 
-    def _labels(self, request: Request, configuration: Configuration) -> dict[str, str]:
-        labels = request.labels
-        if self.plan.kind == "compare":
-            place = self.plan.configurations.index(configuration)
-            labels |= {"compare": self.benchmark_id, "place": str(place)}
-        return labels | ({"worker": self.worker} if self.worker else {})
+    def _labels(self, request: Request) -> dict[str, str]:
+        compare_id = self.benchmark_id if self.plan.kind == "compare" else ""
+        own = {"compare": compare_id, "worker": self.worker}
+        return request.labels | {name: value for name, value in own.items() if value}
 
     def _end_live_run(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
         """Show how a streamed run ended."""

@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from engine.metrics import Balance, StepParts
 from engine.tuning.latency import BatchLatency
 from engine.tuning.timing import measure_batch
-from playground.experiments.report.report import first_run, read_results
+from playground.experiments.report.report import read_results, stored_experiment
 from playground.experiments.report.statistics import Totals
 from playground.host.baseline import doubt_of
 from playground.host.catalog import Catalog
@@ -44,12 +44,11 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
 
     Raises ConfigError: no such comparison is in the log, or nothing of it is finished.
     """
-    run = first_run(log, compare_id)
-    stored = log.artifacts.find(KIND, _batch_key(run.target, run.dtype, run.environment))
+    results = read_results(log, compare_id, types=catalog.types)
+    stored = log.artifacts.find(KIND, _batch_key(results.environment))
     if not stored:
         return None
     batched = TypeAdapter(BatchLatency).validate_python(stored[0].meta["batch"])
-    results = read_results(log, compare_id, types=catalog.types)
     totals = {
         name: Totals.of([r for r in results.requests if r.configuration == name])
         for name in results.plan.names
@@ -97,29 +96,30 @@ def measure_for(host: EngineHost, compare_id: str, *, owner: str) -> LiveRun:
 
     Raises ConfigError: no such comparison, or its target is no longer in the catalog.
     """
-    run = first_run(host.log, compare_id)
-    if run.target not in host.catalog.targets:
-        raise ConfigError(f"{run.target} is no longer offered here, so it cannot be measured.")
-    spec = host.catalog.target(run.target)
+    _, plan = stored_experiment(host.log, compare_id, host.catalog.types)
+    name = plan.target.name
+    if name not in host.catalog.targets:
+        raise ConfigError(f"{name} is no longer offered here, so it cannot be measured.")
+    spec = host.catalog.target(name)
 
     def work(job: LiveRun) -> dict[str, Any]:
-        target = host.prepare(job, spec, run.dtype)
+        target = host.prepare(job, spec, plan.dtype)
         tell = progress_of(job, "timing verify forwards of several texts")
         latency = measure_batch(target, on_progress=tell)
-        key = _batch_key(target.name, target.dtype_name, target.environment())
+        key = _batch_key(target.environment())
         host.log.artifacts.put(KIND, key, meta={"batch": asdict(latency)}, payload=b"")
         return {"text": "measured"}
 
     return host.submit(work, owner=owner)
 
 
-def _batch_key(target: str, dtype: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+def _batch_key(environment: Mapping[str, Any]) -> dict[str, Any]:
     """The key of the stored latency."""
     return {
         "what": "batch",
-        "target": target,
+        "target": environment.get("target"),
         "weights": environment.get("weights"),
-        "dtype": dtype,
+        "dtype": environment.get("dtype"),
         "device": environment.get("device_name"),
         "context_len": 256,
     }

@@ -6,14 +6,12 @@ import json
 from typing import Any
 
 import presets
-from engine import formats
 from engine.formats import figure, plural
 from playground.deploy import ExportSource, Resolve, engines_of
-from playground.experiments.finished import plain_pairs
 from playground.experiments.plan import UnknownMethod
 from playground.experiments.report.columns import Cell, summary
 from playground.experiments.report.report import FORMULAS, Results, Section
-from playground.experiments.report.statistics import LATENCY_ROWS, speedups_by_prompt
+from playground.experiments.report.statistics import LATENCY_ROWS
 from playground.experiments.report.verdict import CAUSES, Divergence
 from playground.host.methods import stored_badge
 from playground.host.stream import pieces
@@ -21,8 +19,6 @@ from playground.web.results import HTML, table_html, term
 from storage import RunLog
 
 MAX_SKIPPED = 50
-MAX_PROMPTS = 20
-"""Maximum number of prompts whose speedups are listed one by one."""
 SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
 STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
 SEARCH = {
@@ -170,7 +166,7 @@ def cards_html(results: Results, log: RunLog) -> str:
     for section in results.report.configurations:
         verdict = section.verdict
         differing = verdict.divergences if verdict else ()
-        sentences = _sentences(results, section)
+        sentences = _sentences(section)
         if section.fault or section.why or sentences or differing:
             excerpt = _divergence_excerpt(log, differing[0]) if differing else None
             cards.append((section, section.why, sentences, excerpt, differing))
@@ -189,15 +185,10 @@ def report_html(results: Results | None, log: RunLog) -> str:
     return head_html(results) + summary_html(results) + cards_html(results, log)
 
 
-def _sentences(results: Results, section: Section) -> list[str]:
+def _sentences(section: Section) -> list[str]:
     sentences = [section.verdict_sentence] if section.overall.num_requests else []
     if section.verdict and section.verdict.divergences:
         sentences.append(section.verdict.divergences[0].gap)
-    items = {(item.suite, item.id): item.turns[0] for item in results.plan.items}
-    if 1 < len(items) <= MAX_PROMPTS and not section.reference:
-        speedups = speedups_by_prompt(plain_pairs(results.requests, section.name, results.plan))
-        parts = [f"{items[prompt]:.32} {formats.speedup(one)}" for prompt, one in speedups.items()]
-        sentences += [f"speedup by prompt: {' · '.join(parts)}"] if parts else []
     return list(filter(None, sentences))
 
 
@@ -226,5 +217,5 @@ def latency_html(section: Section) -> str:
         formulas=FORMULAS,
         output=figure(table.output_token_throughput, 2),
         requests=figure(table.request_throughput, 2),
-        extent=f"{plural(table.num_requests, 'request')}, concurrency {table.concurrency}",
+        extent=f"{plural(table.num_requests, 'request')}, concurrency 1",
     )

@@ -50,7 +50,7 @@ from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama
 
 LABELS = {"suite": "s", "category": "chat", "group": "chat", "prompt": "1", "turn": "0"}
-LABELS |= {"repeat": "0", "configuration": "Scripted", "compare": "c", "place": "1"}
+LABELS |= {"repeat": "0", "configuration": "Scripted", "compare": "c"}
 PLAN = plan_of("Plain", "Scripted")
 NAMES = ("mat", "tok_s", "ttft_s", "itl_ms", "draft_acceptance", "num_new_tokens", "num_steps")
 

@@ -50,7 +50,7 @@ from playground.experiments.report.verdict import (
     verdict_of,
 )
 from playground.host.catalog import MethodTypes
-from storage import Benchmark, RunDetail, RunLog, RunQuery
+from storage import Benchmark, RunLog, RunQuery
 
 FORMULAS: dict[str, str] = {
     "speedup": (
@@ -102,11 +102,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class ContextBin:
-    """tok/s and MAT of the requests whose mean context length lies in [`low`, `high`)."""
+    """tok/s and MAT of the requests whose context lengths are alike, and the mean of these."""
 
-    low: int
-    high: int
-    num_requests: int
     context_len: float
     tok_s: float
     mat: float | None
@@ -181,7 +178,6 @@ class Report:
     configurations: tuple[Section, ...]
     groups: tuple[str, ...]
     num_done: int
-    greedy: bool
     headline: str
     fastest: str | None
     leader: str
@@ -239,7 +235,6 @@ def make_report(
         configurations=(first, *sections),
         groups=tuple(in_order(request.group for request in requests)),
         num_done=num_done,
-        greedy=plan.sampling.greedy,
         headline=text,
         fastest=fastest,
         leader=leader.name,
@@ -338,7 +333,7 @@ def by_context(requests: Sequence[FinishedRequest]) -> tuple[ContextBin, ...]:
         totals = Totals.of(members)
         if totals.tok_s is not None:
             middle = fmean([r.context_len for r in members])
-            bins.append(ContextBin(low, high, len(members), middle, totals.tok_s, totals.mat))
+            bins.append(ContextBin(middle, totals.tok_s, totals.mat))
     return tuple(bins)
 
 
@@ -411,22 +406,11 @@ def unknown_experiment(benchmark_id: str) -> ConfigError:
     return ConfigError(f"No experiment {benchmark_id!r:.80} is in the log.")
 
 
-def first_run(log: RunLog, benchmark_id: str) -> RunDetail:
-    """Raises ConfigError: no such experiment is in the log, or none of its runs."""
-    if (run := _first_of(log, RunQuery(benchmark_id=benchmark_id))) is None:
-        raise unknown_experiment(benchmark_id)
-    return run
-
-
 def environment_of(log: RunLog, runs: RunQuery) -> Mapping[str, Any]:
     """The environment of an experiment's first run; empty before it."""
-    first = _first_of(log, runs)
-    return {} if first is None else first.environment
-
-
-def _first_of(log: RunLog, runs: RunQuery) -> RunDetail | None:
     first = next(iter(log.rows(replace(runs, descending=False, limit=1))), None)
-    return None if first is None else log.get(first.id)
+    run = None if first is None else log.get(first.id)
+    return {} if run is None else run.environment
 
 
 def default_name(plan: ExperimentPlan) -> str:

@@ -214,12 +214,6 @@ def ratio_of_counts(units: Sequence[Counts], num_comparisons: int = 1) -> Speedu
     return Speedup(ratio, low, high, len(units), 1, len(units), cause)
 
 
-def speedups_by_prompt(pairs: Sequence[Pair]) -> dict[tuple[str, str], float]:
-    """The speedup of every prompt (suite, prompt) that has one, in the order of the prompts."""
-    speedups = {prompt: speedup_of(unit) for prompt, unit in by_prompt(pairs).items()}
-    return {prompt: one.ratio for prompt, one in speedups.items() if one and one.ratio is not None}
-
-
 def _decoded(pairs: Sequence[Pair]) -> list[Pair]:
     return normalize_clocks([(o, p) for o, p in pairs if o.decode_s > 0 and p.decode_s > 0])
 
@@ -410,7 +404,6 @@ class LatencyTable:
     output_token_throughput: float
     request_throughput: float
     num_requests: int
-    concurrency: int = 1
 
 
 def latency_table(requests: Sequence[FinishedRequest]) -> LatencyTable | None:

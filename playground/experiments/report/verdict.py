@@ -30,17 +30,13 @@ Cause = Literal["near ties", "fault", "unknown"]
 """Why answers differ; `unknown` = not audited."""
 TRUST: dict[Cause | None, str] = {
     None: "Its answers are token-identical to plain decoding’s.",
-    "near ties": "Its answers differ from plain decoding’s only at near-ties, where rounding "
-    "decides.",
+    "near ties": "Its answers differ from plain decoding’s; the examined ones differ only at "
+    "near-ties, where rounding decides.",
     "fault": "Do not use it: its answers differ from plain decoding’s, and rounding is not the "
     "cause.",
     "unknown": "Its answers differ from plain decoding’s; the cause has not been examined.",
 }
 """Sentences on a lossless method's answers."""
-PARTLY_EXAMINED = (
-    "Its answers differ from plain decoding’s; the examined ones differ only at near-ties, where "
-    "rounding decides."
-)
 CAUSES: dict[Cause, tuple[str, str, str]] = {
     "near ties": ("near-ties", "warn", "a near-tie, which rounding alone can flip"),
     "fault": ("a fault", "bad", "rounding is not the cause, so the method is at fault"),
@@ -106,11 +102,6 @@ class Verdict:
         return self.num_identical == self.num_compared
 
     @property
-    def partly_examined(self) -> bool:
-        """Whether the audited answers differ at near-ties, and others were not audited."""
-        return self.cause == "near ties" and self.num_unknown > 0
-
-    @property
     def place(self) -> str:
         """How many texts differ, if any, and where the first of `divergences` does."""
         texts = plural(self.num_compared, "text")
@@ -125,7 +116,8 @@ class Verdict:
         if self.cause is None:
             return f"{self.place}."
         num = self.num_compared - self.num_identical
-        examined = f" ({num - self.num_unknown} of {num} examined)" if self.partly_examined else ""
+        is_partly_examined = self.cause == "near ties" and self.num_unknown > 0
+        examined = f" ({num - self.num_unknown} of {num} examined)" if is_partly_examined else ""
         return f"{self.place}: {CAUSES[self.cause][2]}{examined}."
 
 
@@ -164,7 +156,7 @@ def trust_in(verdict: Verdict | None, *, lossless: bool) -> str:
         return "It is lossy: it may keep tokens that the target would not choose."
     if verdict is None:
         return ""
-    return PARTLY_EXAMINED if verdict.partly_examined else TRUST[verdict.cause]
+    return TRUST[verdict.cause]
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,6 @@ class Sweep(Experiment):
     ) -> None:
         """Measure one point and store the outcome, unless the sweep was stopped."""
         began_s = time.monotonic()
-        running: RunningTrial | None = None
         outcome: Outcome = "measured"
         figures: Figures | None = None
         reason = ""
@@ -166,9 +165,8 @@ class Sweep(Experiment):
             outcome, reason = "refused", str(error)
         except (MeasurementFailedError, OutOfMemoryError, WorkerLostError) as error:
             outcome, reason = "failed", str(error)
-        worker = running.requests[-1].worker if running and running.requests else ""
         seconds = time.monotonic() - began_s
-        ended = Trial(trial.number, trial.point, outcome, figures, reason, seconds, worker)
+        ended = Trial(trial.number, trial.point, outcome, figures, reason, seconds)
         with self._trials_lock:
             self.trials.end(optuna_trial, ended)
         self.report_progress("next trial")

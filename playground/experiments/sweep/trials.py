@@ -102,7 +102,6 @@ class Trial:
     Attributes:
         number: 1, 2, 3 … in the order in which the trials began.
         seconds: from its start, or from its last continuation, to its end.
-        worker: the worker of a cluster that measured it.
     """
 
     number: int
@@ -111,7 +110,6 @@ class Trial:
     figures: Figures | None = None
     reason: str = ""
     seconds: float | None = None
-    worker: str = ""
 
     @property
     def key(self) -> str:

@@ -16,7 +16,7 @@ from playground.experiments.finished import PARTS, finished_requests, plain_pair
 from playground.experiments.job import Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
-from playground.experiments.report.report import first_run, read_results
+from playground.experiments.report.report import read_results
 from playground.experiments.report.verdict import audit_divergences, audits_of
 from storage import RunLog
 from tests.playground.bench.requests import item, runs_of, scripted, tiny_plan
@@ -65,7 +65,7 @@ def test_every_request_is_a_run_with_steps_and_labels(done: Done) -> None:
     assert all(len(log.steps(run.id)) == run.num_steps > 0 for run in runs)
     stored = log.benchmarks.get(done.id)
     assert stored is not None and stored.status == "completed"
-    assert first_run(log, done.id).environment["dtype"] == "float32"
+    assert read_results(log, done.id).environment["dtype"] == "float32"
     assert done.summary.notes == {"scripted": ("Made for float32.",)}
 
 

@@ -48,7 +48,7 @@ def test_every_run_has_the_labels_that_a_link_needs(pair: Comparison, log: RunLo
     runs = stored(log, pair)
     assert len(runs) == 3 * 2 * 2 and {run.status for run in runs} == {"completed"}
     labels = runs[-1].labels
-    assert (labels["compare"], labels["place"]) == (pair.id, "2")
+    assert labels["compare"] == pair.id
     assert labels["configuration"] == runs[-1].method_title == "Scripted tree (2)"
     by_prompt = {run.labels["prompt"]: run for run in runs}
     assert by_prompt["1"].messages and by_prompt["1"].prompt_text == "Say hello."
