@@ -52,7 +52,6 @@ MAX_NAMED = 5
 FORMULAS: dict[str, str] = {
     **{name: formula for name, (_, formula) in FIGURES.items()},
     "same": "answers identical to plain decoding's / answers compared",
-    "seconds": "from the trial's start to its end, including loading the drafter",
     "as_good": "its speedup is not shown to differ from the best trial's, compared prompt by "
     "prompt (Student's t at 95%, corrected for the number of trials)",
 }
@@ -216,30 +215,21 @@ class SweepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON."""
-        row, plan = self.row, self.plan
-        title, formula = OBJECTIVES[plan.chooser.objective]
         return {
-            "name": row.name,
-            "status": row.status,
-            "fault": str(row.summary.get("error") or ""),
-            "objective": {"key": plan.chooser.objective, "title": title, "formula": formula},
-            "about": plan.about,
-            "target": plan.target.name,
-            "method": plan.swept.name,
-            "fields": [vary.field for vary in plan.chooser.varied],
-            "num_trials": plan.num_trials,
-            "num_done": self.num_done,
+            "id": self.row.id,
+            "name": self.row.name,
+            "status": self.row.status,
+            "fault": str(self.row.summary.get("error") or ""),
+            "plan": self.plan.to_dict(),
             "trials": [self._row(trial) for trial in self.trials],
             "best": None if self.best is None else self.best.number,
             "as_good": list(self.ties),
             "verdict": self.verdict,
-            "formulas": FORMULAS,
         }
 
     def _row(self, trial: Trial) -> dict[str, Any]:
-        row = asdict(trial) | {"outcome": self.outcome(trial), "reason": self.reason(trial)}
-        (row["figures"] or {}).pop("counts", None)
-        return row
+        stored: dict[str, Any] = _TRIAL.dump_python(trial, mode="json")
+        return stored | {"outcome": self.outcome(trial), "reason": self.reason(trial)}
 
     def preset_yaml(self) -> str:
         """The best trial as a method file, for `--method FILE.yaml` or `presets/methods`."""
