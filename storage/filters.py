@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +15,6 @@ EQUAL = (
 )
 """Filters of a `RunQuery` that compare a column for equality."""
 LARGEST = 1.7e308
-LARGEST_INT = 2**31 - 1
 ROWS_PER_FETCH = 2000
 
 
@@ -35,23 +33,14 @@ def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
     for key, value in query.labels.items():
         labelled = sa.select(labels.c.run_id).where(labels.c.key == key, labels.c.value == value)
         where.append(runs.c.id.in_(labelled))
-    for figure, (least, most) in query.ranges.items():
-        where.append(within(runs.c[figure], least, most))
     if query.text:
         where.append(_contains(query.text))
     return where
 
 
-def within(
-    column: sa.Column[Any], least: float | None = None, most: float | None = None
-) -> sa.ColumnElement[bool]:
-    """Whether a figure is finite and in a range, in the column's own type to use its index."""
-    low = -LARGEST if least is None else max(least, -LARGEST)
-    high = LARGEST if most is None else min(most, LARGEST)
-    if isinstance(column.type, sa.Integer):
-        low, high = max(low, -LARGEST_INT), min(high, LARGEST_INT)
-        return column.between(math.ceil(low), math.floor(high))
-    return column.between(sa.literal(low, sa.Float), sa.literal(high, sa.Float))
+def is_finite(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """Whether a figure is a finite number, in the column's own type to use its index."""
+    return column.between(sa.literal(-LARGEST, sa.Float), sa.literal(LARGEST, sa.Float))
 
 
 def _contains(text: str) -> sa.ColumnElement[bool]:

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.filters import LARGEST, conditions, count_of, ordered_ids, within
+from storage.filters import LARGEST, conditions, count_of, is_finite, ordered_ids
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
@@ -151,7 +151,9 @@ def _sums(name: str) -> list[sa.ColumnElement[Any]]:
     if name == "tok_s":
         seconds = sa.type_coerce(runs.c.decode_s, sa.Float)
         sums |= {"seconds": total(seconds), "tokens": total(number * seconds)}
-    return [one.filter(within(runs.c[name])).label(f"{part}_{name}") for part, one in sums.items()]
+    return [
+        one.filter(is_finite(runs.c[name])).label(f"{part}_{name}") for part, one in sums.items()
+    ]
 
 
 def _spread(row: sa.Row[Any], name: str) -> Spread | None:

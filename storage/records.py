@@ -277,8 +277,6 @@ class RunQuery:
     tag: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     """All of them must be equal."""
-    ranges: Mapping[Figure, tuple[float | None, float | None]] = field(default_factory=dict)
-    """Smallest and largest value of a figure; runs without it do not match."""
     ids: tuple[str, ...] | None = None
     """Only these."""
     text: str = ""

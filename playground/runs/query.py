@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, get_args
@@ -13,8 +12,7 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from engine.safe_text import read_json
 from playground.host.live import RunId
-from playground.runs.columns import FIGURES
-from storage import EQUAL, LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status
+from storage import EQUAL, LABEL_PREFIX, GroupKey, RunQuery, SortKey, Status
 
 PAGE_SIZE = 50
 MAX_LINK_CHARS = 20_000
@@ -40,8 +38,6 @@ RunIds = Annotated[
     Field(strict=False, max_length=500),
     AfterValidator(lambda ids: tuple(dict.fromkeys(ids))),
 ]
-Bound = Annotated[float, Field(allow_inf_nan=False)] | None
-Range = Annotated[tuple[Bound, Bound], Field(strict=False)]
 
 
 class TableQuery(Settings):
@@ -61,7 +57,6 @@ class TableQuery(Settings):
     experiment: Text | None = None
     tag: Text | None = None
     labels: Annotated[dict[Text, Text], Field(max_length=16)] = {}
-    ranges: dict[Figure, Range] = {}
     ids: RunIds | None = None
     group: Annotated[Text, AfterValidator(_known_group)] | None = None
     sort: Literal[SortKey, "num_runs"] = "created_at"
@@ -82,7 +77,7 @@ class TableQuery(Settings):
     def run_query(self, **changes: Any) -> RunQuery:
         """The corresponding query of the log."""
         filters: dict[str, Any] = {name: getattr(self, name) or None for name in (*EQUAL, "tag")}
-        others = ("text", "labels", "ranges", "ids", "deleted", "descending")
+        others = ("text", "labels", "ids", "deleted", "descending")
         filters |= {name: getattr(self, name) for name in others}
         query = RunQuery(
             **filters,
@@ -135,52 +130,32 @@ def read_link(text: str) -> TableQuery:
     return TableQuery.parse(read_json(text, what="The link"), where="the link")
 
 
-# ---- further filters as short texts: `tag = keep`, `label:turn = 1`, `tok_s >= 90`
-
-SIGN = re.compile(">=|<=|=")
+# ---- further filters as short texts: `tag = keep`, `label:turn = 1`
 
 
 def filter_texts(query: TableQuery) -> list[str]:
     """The query's further filters, one text each."""
     texts = [f"{name} = {value}" for name in PICKED if (value := getattr(query, name))]
     texts += [f"{LABEL_PREFIX}{key} = {value}" for key, value in query.labels.items()]
-    for name, bounds in query.ranges.items():
-        texts += [
-            f"{name} {sign} {bound:g}"
-            for sign, bound in zip((">=", "<="), bounds, strict=True)
-            if bound is not None
-        ]
     return texts + ([f"ids = {','.join(query.ids)}"] if query.ids else [])
 
 
 def read_filters(texts: Iterable[str]) -> dict[str, Any]:
     """Values of a `TableQuery` for filters as written by `filter_texts` or by hand.
 
-    Figures may be named by their titles. Raises ConfigError: a text is not a filter.
+    Raises ConfigError: a text is not a filter.
     """
-    keys = {figure.title.casefold(): key for key, figure in FIGURES.items()}
-    filters: dict[str, Any] = {"labels": {}, "ranges": {}}
+    filters: dict[str, Any] = {"labels": {}}
     for text in texts:
-        match = SIGN.search(text)
-        sign = match[0] if match else ""
-        name, value = (part.strip() for part in (text.split(sign, 1) if sign else ("", "")))
-        name = keys.get(name.casefold(), name)
-        if sign == "=" and name in PICKED:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if equals and name in PICKED:
             filters[name] = value
-        elif sign == "=" and name == "ids":
+        elif equals and name == "ids":
             filters["ids"] = value.split(",")
-        elif sign == "=" and name.startswith(LABEL_PREFIX):
+        elif equals and name.startswith(LABEL_PREFIX):
             filters["labels"][name.removeprefix(LABEL_PREFIX)] = value
-        elif sign in (">=", "<=") and name in get_args(Figure):
-            least, most = filters["ranges"].get(name, (None, None))
-            try:
-                bound = float(value)
-            except ValueError as error:
-                raise ConfigError(f"{text!r:.80} must end with a number.") from error
-            filters["ranges"][name] = (bound, most) if sign == ">=" else (least, bound)
         else:
             raise ConfigError(
-                f"A filter must be like `tok/s >= 90`, `tag = keep` or `label:turn = 1`, got "
-                f"{text!r:.80}."
+                f"A filter must be like `tag = keep` or `label:turn = 1`, got {text!r:.80}."
             )
     return filters

@@ -88,7 +88,7 @@ class RunsPage:
         self.status = menu("status", "Status", states)
         self.target = menu("target", "Target", everything)
         self.method = menu("method", "Method", everything)
-        title = "Filters: tags, labels, tok/s >= 90, …"
+        title = "Filters: tags, labels, …"
         self.further = menu("further", title, [], multiselect=True)
         self.group = menu("group", "Group by", [("experiment", "")])
 

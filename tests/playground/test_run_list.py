@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -136,7 +135,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "sort": ("prompt_text",),
     "page": (-1, 10**9),
     "labels": ({str(i): "x" for i in range(20)}, {"a": "x" * 700}),
-    "ranges": ({"prompt": [0, 1]}, {"mat": [1, 2, 3]}, {"mat": [math.nan, None]}),
     "ids": ("abc", ["a"] * 501, ["; DROP TABLE runs\n"]),
     "limit": (10,),
     "group": ("", "prompt_text", "label:" + "x" * 700),
@@ -157,17 +155,15 @@ def test_filters_are_written_and_read_as_short_texts() -> None:
         "tag": "keep",
         "device": "cpu",
         "labels": {"turn": "1"},
-        "ranges": {"mat": (1.5, None), "tok_s": (None, 90.0), "ttft_s": (0.1, 0.2)},
         "ids": ["a1", "b2"],
     }
     query = TableQuery.parse(values)
     texts = filter_texts(query)
-    assert {"tag = keep", "label:turn = 1", "mat >= 1.5", "ids = a1,b2"} < set(texts)
+    assert {"tag = keep", "label:turn = 1", "ids = a1,b2"} < set(texts)
     assert TableQuery.parse(read_filters(texts)) == query
-    assert read_filters(["Tok/S>=1e9"])["ranges"] == {"tok_s": (1e9, None)}
 
 
-@pytest.mark.parametrize("text", ["fast", "turn = 1", "tok_s >= x", "prompt_text >= 1"])
+@pytest.mark.parametrize("text", ["fast", "turn = 1", "tok_s >= 90"])
 def test_what_is_no_filter_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^\S.*\.$"):
         read_filters([text])
@@ -177,7 +173,6 @@ def test_a_link_restores_a_query() -> None:
     query = {
         "text": "trees",
         "labels": {"turn": "1"},
-        "ranges": {"mat": [1.5, None]},
         "group": "label:turn",
         "compare": ["a1", "b2"],
     }

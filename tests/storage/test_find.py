@@ -79,22 +79,6 @@ def test_search_folds_case_in_every_script(log: RunLog, written: str, asked: str
     assert log.find(RunQuery(text=asked)).total == 4
 
 
-def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
-    ids = {}
-    for mat in (1.5, 2.5, float("nan"), float("inf"), None):
-        run_id = log.begin(new_run())
-        finish(log, run_id, {"mat": mat})
-        ids[str(mat)] = run_id
-
-    def found(least: float | None, most: float | None) -> set[str]:
-        return {row.id for row in log.find(RunQuery(ranges={"mat": (least, most)})).rows}
-
-    assert found(2.0, None) == {ids["2.5"]}
-    assert found(None, 2.0) == {ids["1.5"]}
-    assert found(None, None) == {ids["1.5"], ids["2.5"]}
-    assert found(1.5, 2.5) == {ids["1.5"], ids["2.5"]}
-
-
 def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     first, second, third = (finished_run(log) for _ in range(3))
     log.set_deleted([first, second])
