@@ -41,12 +41,19 @@ def fast(model: BPE) -> Tokenizer:
 
 @functools.cache
 def learned(size: int) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with words and parts of words, learned from the starter's prompts."""
+    """A byte-level tokenizer with words and parts of words, learned from prompts.
+
+    With words of other texts transformers' drafts may lack their first token: it counts the
+    target's tokens as its tokenizer would cut the text, where a model of random weights wrote
+    others.
+    """
     tokenizer = fast(BPE())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    texts = [turn for suite in presets.suites().values() for p in suite.prompts for turn in p.turns]
-    tokenizer.train_from_iterator(texts[:200], trainer)
+    suites = presets.suites()
+    prompts = [p for name in ("quick", "starter", "code", "tasks") for p in suites[name].prompts]
+    texts = [turn for prompt in prompts for turn in prompt.turns][:200]
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
