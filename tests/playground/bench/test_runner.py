@@ -88,7 +88,7 @@ def test_measured_figures_are_those_of_the_steps(done: Done) -> None:
     assert (scripted.overall.mat or 0) > 1.3
     assert scripted.verdict is not None and scripted.verdict.identical
     assert scripted.verdict.num_compared == 6
-    assert own is not None and (own.low, own.ratio, own.high) == (1, 1, 1)
+    assert own is not None and (own.low, own.ratio, own.high) == pytest.approx((1, 1, 1))
 
 
 def test_a_second_turn_follows_on_plain_decodings_answer(done: Done) -> None:
