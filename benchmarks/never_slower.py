@@ -36,7 +36,7 @@ from engine.steps import End
 from engine.tuning.controller import ControlledDrafter, build_drafter
 from engine.tuning.experience import ExperienceStore
 from playground.experiments.prompts import read_suite_file
-from playground.experiments.report.statistics import Counts, Speedup, ratio_of_counts
+from playground.experiments.statistics import Counts, Speedup, ratio_of_counts
 from playground.host import paths
 
 CHAT = "writing roleplay reasoning math coding extraction stem humanities"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import ROOT, TARGET, read_options
 from engine import formats
-from playground.experiments.report.statistics import differ
+from playground.experiments.statistics import differ
 from playground.experiments.sweep.report import SweepStore, as_good, best_of
 from playground.experiments.sweep.trials import Trial
 from storage import RunLog

@@ -12,7 +12,7 @@ from playground.cli.terminal import plain, table
 from playground.experiments.report import columns
 from playground.experiments.report.columns import COLUMNS, by_group, summary
 from playground.experiments.report.report import FORMULAS, Report, Section
-from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
+from playground.experiments.statistics import LATENCY_ROWS, LatencyTable
 
 
 def tables(report: Report) -> Iterator[Table | Text]:

@@ -14,7 +14,7 @@ from engine.metrics import Balance, StepParts
 from engine.tuning.latency import BatchLatency
 from engine.tuning.timing import measure_batch
 from playground.experiments.report.report import read_results, stored_experiment
-from playground.experiments.report.statistics import Totals
+from playground.experiments.statistics import Totals
 from playground.host.baseline import doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun

@@ -11,8 +11,8 @@ from playground.deploy import ExportSource, Resolve, engines_of
 from playground.experiments.plan import UnknownMethod
 from playground.experiments.report.columns import Cell, summary
 from playground.experiments.report.report import FORMULAS, Results, Section
-from playground.experiments.report.statistics import LATENCY_ROWS
 from playground.experiments.report.verdict import CAUSES, Divergence
+from playground.experiments.statistics import LATENCY_ROWS
 from playground.host.methods import stored_badge
 from playground.host.stream import pieces
 from playground.web.results import HTML, table_html, term

@@ -15,7 +15,7 @@ from engine.metrics import EQUAL_MARGIN
 from playground.deploy import offered_runs
 from playground.experiments.finished import Pair
 from playground.experiments.report.report import make_report
-from playground.experiments.report.statistics import Totals
+from playground.experiments.statistics import Totals
 from playground.experiments.sweep.trials import figures_of
 from playground.host.baseline import Doubt, doubt_of, trusted_speedup
 from playground.host.plain import PlainStep

@@ -13,8 +13,8 @@ from engine import formats
 from engine.errors import validate_choice
 from engine.formats import DASH, duration, percent, plural
 from playground.experiments.report.report import FORMULAS, Figures, Report, Section
-from playground.experiments.report.statistics import Speedup
 from playground.experiments.report.verdict import CAUSES
+from playground.experiments.statistics import Speedup
 from playground.host.baseline import DOUBTS
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from engine import formats
 from engine.metrics import EQUAL_MARGIN, Balance, hardly_drafts
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Speedup, Totals, speedup_of, totals_of
+from playground.experiments.statistics import Speedup, Totals, speedup_of, totals_of
 from playground.host.baseline import doubt_of
 
 AGREES = 0.005

@@ -12,7 +12,7 @@ from engine.safe_text import csv_line, file_name
 from playground.experiments.finished import PARTS, FinishedRequest
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import FORMULAS, Results
-from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable, Statistic
+from playground.experiments.statistics import LATENCY_ROWS, LatencyTable, Statistic
 
 GENAI_PERF = "profile_export_genai_perf"
 GENAI_UNITS = {"ms": "ms", "length": "tokens"}

@@ -25,17 +25,6 @@ from playground.experiments.finished import (
 from playground.experiments.plan import Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import in_order
 from playground.experiments.report.explain import Explanation, explain
-from playground.experiments.report.statistics import (
-    LATENCY_ROWS,
-    LatencyTable,
-    Speedup,
-    Totals,
-    latency_table,
-    position_rates,
-    ratio_of,
-    request_speedup_of,
-    speedup_of,
-)
 from playground.experiments.report.verdict import (
     LOSSY,
     SAMPLED,
@@ -48,6 +37,17 @@ from playground.experiments.report.verdict import (
     num_unsteady,
     trust_in,
     verdict_of,
+)
+from playground.experiments.statistics import (
+    LATENCY_ROWS,
+    LatencyTable,
+    Speedup,
+    Totals,
+    latency_table,
+    position_rates,
+    ratio_of,
+    request_speedup_of,
+    speedup_of,
 )
 from playground.host.catalog import MethodTypes
 from storage import Benchmark, RunLog, RunQuery

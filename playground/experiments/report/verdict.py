@@ -21,7 +21,7 @@ from engine.model.audit import Audit, audit
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest, Pair
-from playground.experiments.report.statistics import Speedup
+from playground.experiments.statistics import Speedup
 from playground.host.baseline import DOUBTS
 from storage import RunLog
 

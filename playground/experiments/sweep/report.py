@@ -24,8 +24,8 @@ from engine.formats import DASH
 from playground.experiments.plan import OBJECTIVES, SweepPlan
 from playground.experiments.report.columns import Cell
 from playground.experiments.report.report import unknown_experiment
-from playground.experiments.report.statistics import differ
 from playground.experiments.space import Objective, point_text, setting_text
+from playground.experiments.statistics import differ
 from playground.experiments.sweep.trials import Trial, key_of, num_done
 from playground.host.baseline import DOUBTS
 from playground.host.catalog import MethodTypes

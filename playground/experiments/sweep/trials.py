@@ -26,8 +26,8 @@ from optuna.trial import TrialState, create_trial
 from engine.errors import ConfigError, PlaygroundError
 from playground.experiments.finished import Pair
 from playground.experiments.plan import SweepPlan
-from playground.experiments.report.statistics import Counts, prompt_counts, speedup_of, totals_of
 from playground.experiments.space import Mode, Objective, Point, Space, Tunable, VariedSetting
+from playground.experiments.statistics import Counts, prompt_counts, speedup_of, totals_of
 from playground.host.baseline import Doubt
 
 MAX_REFUSED = 100

@@ -17,7 +17,8 @@ from playground.experiments.finished import Pair
 from playground.experiments.report.columns import Cell, speedup_cell, summary
 from playground.experiments.report.plots import report_figure
 from playground.experiments.report.report import make_report
-from playground.experiments.report.statistics import (
+from playground.experiments.report.verdict import CAUSES, trust_in
+from playground.experiments.statistics import (
     NO_INTERVAL,
     Statistic,
     latency_table,
@@ -25,7 +26,6 @@ from playground.experiments.report.statistics import (
     speedup_of,
     student_t,
 )
-from playground.experiments.report.verdict import CAUSES, trust_in
 from tests.playground.bench.requests import measured, plan_of
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)

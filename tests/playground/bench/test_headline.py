@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from playground.experiments.report.report import Report, make_report
-from playground.experiments.report.statistics import Speedup
 from playground.experiments.report.verdict import TRUST, Contender, headline
+from playground.experiments.statistics import Speedup
 from tests.playground.bench.requests import measured, plan_of
 
 

@@ -16,7 +16,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.latency import BatchLatency, LatencyCurve
 from engine.tuning.timing import measure_batch
 from playground.experiments.report.explain import balance_of
-from playground.experiments.report.statistics import Totals
+from playground.experiments.statistics import Totals
 from playground.host.runner import EngineHost
 from playground.trees.batches import batch_report, batch_speedups
 from playground.web.compare import batch_report_messages

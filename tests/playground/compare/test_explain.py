@@ -10,8 +10,8 @@ import pytest
 from playground.experiments.finished import FinishedRequest, pair_requests
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.report import make_report
-from playground.experiments.report.statistics import Totals, speedup_of
 from playground.experiments.report.verdict import num_unsteady
+from playground.experiments.statistics import Totals, speedup_of
 from tests.playground.bench.requests import measured, plan_of
 
 OWN: dict[str, Any] = {

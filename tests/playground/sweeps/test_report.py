@@ -19,7 +19,7 @@ from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
 from playground.experiments.report.report import stored_experiment
-from playground.experiments.report.statistics import Counts, differ, prompt_counts
+from playground.experiments.statistics import Counts, differ, prompt_counts
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
 from playground.experiments.sweep.report import SweepStore, as_good
 from playground.experiments.sweep.search import Sweep
