@@ -65,7 +65,6 @@ QUERIES: dict[str, dict[str, Any]] = {
     },
     "filter: label": {"labels": {"category": "math"}},
     "filter: tag": {"tag": "keep"},
-    "filter: tok/s at least 90": {"ranges": {"tok_s": [90, None]}},
     "filter: benchmark": {"benchmark_id": "bench0000x1"},
     "filter: status": {"status": "failed"},
     "filter: dtype, device": {"dtype": "bfloat16", "device": "cpu"},
