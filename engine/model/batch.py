@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from engine.model.forward import COUNT_ROWS, MaskBuilder, RaggedBatch
+from engine.model.forward import MaskBuilder, RaggedBatch
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
@@ -35,7 +35,7 @@ class TextBatch:
     def __init__(self, target: Target, num_texts: int, max_len: int) -> None:
         """Room for texts of up to `max_len` tokens each."""
         self._max_len = max_len
-        if len(target.recurrent) or target.config.model_type in COUNT_ROWS:
+        if not target.can_pack_texts:
             self._texts: _Batch = _SequentialBatch(target, num_texts, max_len)
         else:
             native = target.ragged_batch(num_texts * max_len)

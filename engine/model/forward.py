@@ -36,6 +36,12 @@ class Rows(NamedTuple):
     visible: Tensor | None = None
 
 
+def block_causal(positions: Tensor, segments: Tensor) -> Tensor:
+    """Attention mask `(n, n)` bool of several texts in one row: causal within each."""
+    same = segments[:, None] == segments[None]
+    return same & (positions[:, None] >= positions[None])
+
+
 class Forward(ABC):
     """Runs the target over rows after the cache's committed ones and stores their keys and values.
 

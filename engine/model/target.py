@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import token_texts
 from engine.model.cache import RecurrentStates, TreeCache
-from engine.model.forward import Forward, ModulesForward, Rows
+from engine.model.forward import COUNT_ROWS, Forward, ModulesForward, Rows, block_causal
 from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import notes_of
@@ -143,6 +143,14 @@ class Target:
             token_ids.update([ids] if isinstance(ids, int) else ids or [])
         return frozenset(token_ids)
 
+    @property
+    def can_pack_texts(self) -> bool:
+        """Whether texts can share a forward: attention masks keep them apart.
+
+        Recurrent states have no mask, nor do layers that count rows.
+        """
+        return not len(self.recurrent) and self.config.model_type not in COUNT_ROWS
+
     @functools.cached_property
     def token_texts(self) -> LLTokenizer:
         """Its vocabulary's texts, for grammars; TargetError where they cannot be read."""
@@ -244,6 +252,29 @@ class Target:
         with self.recurrent.using(cache.recurrent, parents):
             output = self._forward(rows, cache, needs, last_only=False)
         return _with_shared(output, cache, needs)
+
+    @torch.no_grad()
+    def read_texts(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor, needs: Needs
+    ) -> TargetOutput:
+        """The features of whole texts that are packed in one row, without their logits.
+
+        Args:
+            tokens, positions: `(n,)` int64, each text's from 0.
+            segments: `(n,)` int64, ascending, the number of each row's text.
+        """
+        n = len(tokens)
+        if not self.can_pack_texts:
+            texts = tokens.split(segments.unique_consecutive(return_counts=True)[1].tolist())
+            outputs = [self.prefill(text, self.new_cache(len(text)), needs) for text in texts]
+            return TargetOutput.joined(outputs)
+        batch = self.ragged_batch(n)
+        if batch is not None:
+            return batch.read(tokens, positions, torch.arange(n) - positions, needs=needs)
+        visible = block_causal(positions, segments) if bool(segments.any()) else None
+        return self._forward(
+            Rows(tokens, positions, visible), self.new_cache(n), needs, last_only=True
+        )
 
     # ---- lifetime
 

@@ -24,10 +24,9 @@ from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
 from engine.model.files import read_tensors
-from engine.model.forward import FeatureTap, MaskBuilder, RaggedBatch
 from engine.model.sources import atomic_write
 from engine.model.target import Target
-from engine.proposal import Needs, TargetOutput
+from engine.proposal import Needs
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import CHUNK, LMHead, TopProbs
 
@@ -85,12 +84,6 @@ class Pack:
             return self.tokens.new_empty(0)
         same = self.segments[: n - offset] == self.segments[offset:]
         return (same & self.loss_mask[offset:]).nonzero()[:, 0]
-
-
-def visible(positions: Tensor, segments: Tensor) -> Tensor:
-    """Attention mask `(n, n)` bool: causal within each dialogue."""
-    same = segments[:, None] == segments[None]
-    return same & (positions[:, None] >= positions[None])
 
 
 def split_held_out(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]:
@@ -181,10 +174,7 @@ class Teacher:
         self._needs = Needs(hidden=True, layers=layers)
         self._vocabulary = vocabulary
         self._lm_head = LMHead.of(target, vocabulary)
-        self._texts: RaggedBatch | None = None
         self._layers = "-".join(["layers", *map(str, layers)])
-        self._masks = MaskBuilder(target.model)
-        self._tap = FeatureTap(target.model)
 
     @torch.no_grad()
     def read(self, entries: Sequence[Entry], *, length: int = 0) -> Pack:
@@ -199,7 +189,8 @@ class Teacher:
         positions = torch.cat([torch.arange(e.length) for e in entries]).to(device)
         segments = torch.cat([torch.full_like(text, i) for i, text in enumerate(ids)]).to(device)
         loss_mask = torch.cat([_answer_mask(e) for e in entries]).to(device)
-        forward = functools.cache(lambda: self._compute(tokens, positions, segments))
+        texts = (tokens, positions, segments)
+        forward = functools.cache(lambda: self.target.read_texts(*texts, self._needs))
 
         def feature(name: str, kind: str) -> Tensor:
             return self._cached(entries, kind, lambda: {name: getattr(forward(), name)})[name]
@@ -221,34 +212,6 @@ class Teacher:
         tensors = self._store.get(entries, kind, compute)
         return {name: tensor.to(self.target.device) for name, tensor in tensors.items()}
 
-    def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> TargetOutput:
-        count = len(tokens)
-        if len(self.target.recurrent):
-            return self._compute_separately(tokens, segments)
-        if self._texts is None or self._texts.capacity < count:
-            self._texts = self.target.ragged_batch(count)
-        if self._texts is not None:
-            text_starts = torch.arange(count) - positions
-            return self._texts.read(tokens, positions, text_starts, needs=self._needs)
-        self._tap.capture(self._needs)
-        mask = visible(positions, segments) if bool(segments.any()) else None
-        # Only the decoder, since the logits of all rows would exceed everything else.
-        self.target.model.get_decoder()(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            attention_mask=self._masks.build(positions, mask, 0, self.target.dtype),
-            use_cache=False,
-        )
-        return TargetOutput(tokens.new_empty(0), *self._tap.take())
-
-    def _compute_separately(self, tokens: Tensor, segments: Tensor) -> TargetOutput:
-        """As `_compute`, for recurrent targets, whose state would leak into the next text."""
-        parts = []
-        for text in tokens.split(segments.unique_consecutive(return_counts=True)[1].tolist()):
-            cache = self.target.new_cache(len(text))
-            parts.append(self.target.prefill(text, cache, self._needs))
-        return TargetOutput.joined(parts)
-
     def _top_probs(self, hidden: Tensor) -> dict[str, Tensor]:
         """The most probable tokens after each row, and their probabilities, normalised to 1."""
         parts = []
@@ -260,10 +223,6 @@ class Teacher:
             parts.append((best.indices.to(small), best.values.softmax(dim=-1).half()))
         indices, probs = (torch.cat(column)[:count] for column in zip(*parts, strict=True))
         return {"places": indices, "probs": probs}
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        self._tap.close()
 
 
 def _answer_mask(entry: Entry) -> Tensor:

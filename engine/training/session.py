@@ -339,7 +339,7 @@ def train(
     options: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
     steps = trainer.steps()
     # Closing `steps` saves an interrupted run.
-    with closing(trainer), closing(steps):
+    with closing(steps):
         for metrics in steps:
             if metrics.step in looks:
                 with trainer.average.applied():

@@ -251,10 +251,6 @@ class Trainer:
             file.flush()
             os.fsync(file.fileno())
 
-    def close(self) -> None:
-        """Remove the target's hooks."""
-        self.teacher.close()
-
 
 @functools.lru_cache(maxsize=4)
 def _order(count: int, seed: int) -> list[int]:

@@ -130,10 +130,10 @@ def measure_batch(
 
     Raises TargetError: the target cannot read several texts at once.
     """
-    if len(target.recurrent):
+    if not target.can_pack_texts:
         raise TargetError(
-            f"{target.name} has recurrent layers, and is read one text after the other here: what "
-            "batching would bring it cannot be measured."
+            f"{target.name} has layers that no mask keeps apart, and is read one text after the "
+            "other here: what batching would bring it cannot be measured."
         )
     context_len = max(1, min(context_len, target.context_len - max(rows)))
     max_len = context_len + max(rows)

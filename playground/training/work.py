@@ -210,7 +210,7 @@ class TrainingWork:
         with TemporaryDirectory(prefix="training-speed-") as folder:
             recipe = self.plan.recipe
             trainer = Trainer(target, some, recipe, Path(folder))
-            with closing(trainer), closing(trainer.steps()) as steps:
+            with closing(trainer.steps()) as steps:
                 times = [one.seconds for one, _ in zip(steps, range(SAMPLE_STEPS), strict=False)]
             per_step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else times[0]
             tokens = trainer.num_train_tokens * recipe.epochs / trainer.num_steps

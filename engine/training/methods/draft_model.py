@@ -20,10 +20,11 @@ from engine.config import setting
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
+from engine.model.forward import block_causal
 from engine.model.packed import weight_of
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
-from engine.training.packs import Pack, visible
+from engine.training.packs import Pack
 from engine.training.recipe import Student, TrainSettings, principal_directions
 
 NUM_OTHERS = 2048
@@ -123,7 +124,7 @@ class DraftModelStudent(Student):
         out: Tensor = self.model.model(
             input_ids=pack.tokens[None],
             position_ids=pack.positions[None],
-            attention_mask=visible(pack.positions, pack.segments)[None, None],
+            attention_mask=block_causal(pack.positions, pack.segments)[None, None],
             use_cache=False,
         ).last_hidden_state[0]
         rows = pack.rows_before(1)

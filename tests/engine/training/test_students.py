@@ -44,7 +44,6 @@ def pack_loss(
     student = training_settings(method, settings).student(target, corpus.entries)
     teacher = Teacher(target, corpus, student.target_layers, student.vocabulary)
     pack = teacher.read(entries, length=length)
-    teacher.close()
     assert len(pack.tokens) >= length
     return student.compute_loss(pack, generator)
 
@@ -54,21 +53,28 @@ def read(target: Target, corpus: Corpus) -> Pack:
     everything = Vocabulary(None, target.vocab_size)
     teacher = Teacher(target, corpus, LAYERS, everything)
     pack = teacher.read(corpus.entries[:3])
-    teacher.close()
     return pack
 
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("", ""), ("gemma3_text", "sliding_attention"), ("qwen3_5_text", "linear_attention")],
+    [
+        ("", ""),
+        ("gemma3_text", "sliding_attention"),
+        ("qwen3_5_text", "linear_attention"),
+        ("llama4_text", "chunked_attention"),
+    ],
 )
 def test_dialogues_of_a_pack_do_not_see_each_other(
     family: str, kind: str, target: Target, corpus: Corpus
 ) -> None:
-    """By full attention, in a window, and where a state could go on into the next dialogue."""
+    """By full attention, in a window, by a state that goes on, and where layers count rows."""
     if family:
         kinds = [kind] * 7 + ["full_attention"]
-        target = tiny_target(family, num_hidden_layers=8, layer_types=kinds)
+        more: dict[str, Any] = {"layer_types": kinds}
+        if family == "llama4_text":
+            more["no_rope_layers"] = [1] * 7 + [0]
+        target = tiny_target(family, num_hidden_layers=8, **more)
     pack = read(target, corpus)
     start = 0
     for entry in corpus.entries[:3]:

@@ -85,7 +85,6 @@ def test_acceptance_rises_and_what_was_saved_decodes_losslessly(
         text, plain = write(target, config.build(context), prompt), plain_greedy(target, prompt, 24)
     assert text.output[: len(plain)] == plain
     assert text.num_accepted > 0
-    trainer.close()
 
 
 @pytest.mark.parametrize("method", ["eagle3", *map(slow, METHODS)])
