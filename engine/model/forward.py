@@ -63,7 +63,10 @@ class Forward(ABC):
 
     @abstractmethod
     def output(self, hidden: Tensor) -> Tensor:
-        """Logits `(…, vocab)` of hidden states `(…, hidden)` after the final norm."""
+        """Hidden states `(…, hidden)` after the final norm, times the output matrix: `(…, vocab)`.
+
+        `LogitTransform` makes logits of them.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from engine.drafters.heads.vocabulary import Vocabulary
+from engine.model.logits import LogitTransform
 from engine.model.packed import weight_of, weight_rows
 from engine.model.target import Target
 
@@ -55,18 +56,15 @@ class LMHead:
 
     Attributes:
         weight: `(vocabulary, hidden)`.
-        softcap: logits become `softcap · tanh(logits / softcap)`; None = no cap.
+        transform: of the products with the weight.
     """
 
     weight: Tensor
     bias: Tensor | None = None
-    softcap: float | None = None
+    transform: LogitTransform = LogitTransform()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = linear(hidden.to(self.weight.dtype), self.weight, self.bias)
-        if self.softcap is None:
-            return logits
-        return self.softcap * torch.tanh(logits / self.softcap)
+        return self.transform(linear(hidden.to(self.weight.dtype), self.weight, self.bias))
 
     @classmethod
     def of(cls, target: Target, vocabulary: Vocabulary) -> LMHead:
@@ -78,7 +76,7 @@ class LMHead:
             weight = weight_of(head)
         else:
             weight, bias = weight_rows(head, ids), None if bias is None else bias[ids]
-        return cls(weight, bias, getattr(target.config, "final_logit_softcapping", None))
+        return cls(weight, bias, LogitTransform.of(target.config))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +105,8 @@ class Prediction:
         hidden, head = self.hidden, self.lm_head
         counts = (torch.arange(len(hidden)) < self.num_rows).to(hidden)
         teacher = self.teacher.weighted(counts)
-        if head.bias is None and head.softcap is None:
+        if head.bias is None and head.transform.softcap is None:
+            hidden = hidden * head.transform.factor
             hidden = hidden if head.weight.requires_grad else hidden.to(head.weight.dtype)
             chunked: Any = _ChunkedLoss.apply
             loss: Tensor = chunked(hidden, head.weight, teacher.indices, teacher.probs)

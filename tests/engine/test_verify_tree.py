@@ -10,6 +10,7 @@ import torch
 
 from engine.config import Limits
 from engine.decode import decode
+from engine.drafters.heads.vocabulary import DraftOutput, Vocabulary
 from engine.model.batch import TextBatch
 from engine.model.forward import MaskBuilder
 from engine.model.target import Target
@@ -18,7 +19,7 @@ from engine.steps import End, Step
 from engine.tree import TreeShape
 from tests.engine.drafters.judges import slow
 from tests.engine.scripted import Parents, ScriptedDrafter, random_parents, tokens_of
-from tests.models import FAMILIES, VOCAB, plain_greedy, tiny_model, tiny_target
+from tests.models import FAMILIES, HYBRIDS, VOCAB, plain_greedy, tiny_model, tiny_target
 
 SOME_FAMILIES = [f if f in ("llama", "gemma3_text") else slow(f) for f in FAMILIES]
 """Full attention, and windows of two layer types; the others are slow."""
@@ -130,3 +131,27 @@ def check_batch(target: Target, **near: Any) -> None:
     shown = batch.step([(3, 7, 15)])
     alone = target.prefill([*prompts[0][:15], 7], target.new_cache(40), Needs())
     torch.testing.assert_close(shown, alone.logits, **near)
+
+
+SCALED: dict[str, dict[str, Any]] = {
+    "gemma2": {},
+    "granite": {"logits_scaling": 4.0},
+    "hyperclovax": {"logits_scaling": 4.0},
+    "minicpm3": {},
+    "cohere": {"logit_scale": 0.25},
+    **dict.fromkeys(("recurrent_gemma", "inkling_text", "inkling2_text"), {}),
+    "falcon_h1": {"lm_head_multiplier": 0.5},
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma2", "granite", *map(slow, [*HYBRIDS, *SCALED])])
+def test_a_draft_output_gives_hidden_states_the_logits_of_the_target(family: str) -> None:
+    target = tiny_target(family, **SCALED.get(family, {}))
+    shown = target.prefill([200, 150, 201], target.new_cache(8), Needs(hidden=True))
+    assert shown.hidden is not None
+    ids = torch.tensor([3, 50, 200])
+    logits = DraftOutput(target)(shown.hidden)[-1, : target.vocab_size]
+    some = DraftOutput(target, Vocabulary(ids, target.vocab_size))(shown.hidden)[-1]
+    torch.testing.assert_close(logits, shown.logits[-1])
+    torch.testing.assert_close(some, shown.logits[-1, ids])

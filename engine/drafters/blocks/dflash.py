@@ -187,7 +187,7 @@ class DFlashDrafter(BlockDrafter):
     def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
         """The draft from hidden vectors `(positions, hidden)` of a block."""
         logits = self._logits(outputs)
-        if self._softcap:
+        if self._softcap and not self._output.transform.softcap:
             logits = self._softcap * torch.tanh(logits / self._softcap)
         return self.config.fill(self.text[-1], logits, self._vocabulary)
 

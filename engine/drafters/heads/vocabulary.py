@@ -21,6 +21,7 @@ from engine.errors import DrafterError, first_line
 from engine.kernels.cpu.operators import Matrix, NativeEmbedding, NativeLinear, packed_linear
 from engine.model.checkpoints import local_file
 from engine.model.files import read_json, read_pickle
+from engine.model.logits import LogitTransform
 from engine.model.packed import weight_of, weight_rows
 from engine.model.target import Target
 
@@ -164,7 +165,9 @@ class DraftOutput:
     """Hidden vectors `(…, hidden)` → logits `(…, size)` of the tokens that are drafted.
 
     Attributes:
-        packed: the matrix in the kernels' format; None without kernels.
+        transform: of the products with the output matrix.
+        packed: the matrix in the kernels' format; None without kernels, and where its products are
+            not the logits.
     """
 
     packed: NativeLinear | None
@@ -179,12 +182,17 @@ class DraftOutput:
             self._part = weight_rows(target.lm_head, ids)
             self._bias = None if self._bias is None else self._bias.detach()[ids]
             head = packed_linear(self._part, self._bias, target.kernels)
-        self.packed = head if isinstance(head, NativeLinear) else None
+        self.transform = LogitTransform.of(target.config)
+        self._head = head if isinstance(head, NativeLinear) else None
+        self.packed = self._head if self.transform.is_identity else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        return self.transform(self._products(hidden))
+
+    def _products(self, hidden: Tensor) -> Tensor:
         if self.vocabulary.ids is None:
             return self._whole(hidden)
-        if self.packed is None:
+        if self._head is None:
             return linear(hidden, self._part, self._bias)
-        rows = self.packed.matrix.product(hidden.reshape(-1, hidden.shape[-1]))
+        rows = self._head.matrix.product(hidden.reshape(-1, hidden.shape[-1]))
         return rows.view(*hidden.shape[:-1], self.vocabulary.size)

@@ -19,6 +19,7 @@ from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, KVSlots
 from engine.kernels.cpu.operators import FORMATS, MULTIPLE, Matrix, NativeEmbedding, NativeLinear
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch, Rows
+from engine.model.logits import LogitTransform
 from engine.proposal import Needs, TargetOutput
 
 NAMES = "Llama Mistral Qwen2 Qwen3 Gemma2 Gemma3 Phi3 SmolLM3 Olmo2 Granite".split()
@@ -183,6 +184,7 @@ def decoder_weights(model: transformers.PreTrainedModel) -> DecoderWeights:
     packed = isinstance(embedding, NativeEmbedding)
     scale = embedding.scale if packed else getattr(embedding, "scalar_embed_scale", 1.0)
     norms = [_norm(getattr(attention, name, None)) for name in ("q_norm", "k_norm")]
+    transform = LogitTransform.of(config)
 
     def rotary(count: int) -> Tensor:
         rows = torch.arange(count)[None]
@@ -204,9 +206,9 @@ def decoder_weights(model: transformers.PreTrainedModel) -> DecoderWeights:
             query=attention.scaling,
             embedding=float(scale) * float(getattr(config, "embedding_multiplier", 1.0)),
             residual=getattr(config, "residual_multiplier", 1.0),
-            logits=1.0 / getattr(config, "logits_scaling", 1.0),
+            logits=transform.factor,
             score_cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
-            logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
+            logit_cap=transform.softcap or 0.0,
         ),
         norm=_norm(base.norm),
         embedding=embedding.matrix if packed else embedding.weight.detach(),

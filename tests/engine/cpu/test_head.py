@@ -265,7 +265,9 @@ def test_a_part_of_the_output_matrix_has_its_bias(packed: bool, kernels: ctypes.
     head = nn.Linear(64, 256, dtype=torch.bfloat16).requires_grad_(False)
     head.bias.normal_(0, 3)
     shared = kernels if packed else None
-    target: Any = SimpleNamespace(lm_head=head, output=head, vocab_size=256, kernels=shared)
+    target: Any = SimpleNamespace(
+        lm_head=head, output=head, vocab_size=256, kernels=shared, config=tiny_target().config
+    )
     ids, hidden = torch.arange(0, 256, 3), torch.randn(4, 64, dtype=torch.bfloat16)
     found = DraftOutput(target, Vocabulary(ids, 256))(hidden)
     torch.testing.assert_close(found.float(), head(hidden)[:, ids].float(), atol=0.1, rtol=0.05)

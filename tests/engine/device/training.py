@@ -28,7 +28,6 @@ def main(folder: Path) -> None:
                 outputs = trainer._one_step()  # `steps` would save it
                 mean = sum(float(one.loss) for one in outputs) / len(outputs)
                 losses.setdefault(method, []).append(mean)
-                trainer.close()
     print(json.dumps(losses))
 
 

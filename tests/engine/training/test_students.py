@@ -16,6 +16,7 @@ from engine.drafters.eagle.head import HeadSession
 from engine.drafters.heads.redrafter import read_head
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Corpus, Entry
+from engine.model.logits import LogitTransform
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction, TopProbs
@@ -247,21 +248,23 @@ def test_padding_a_pack_changes_no_loss(method: str, target: Target, corpus: Cor
     torch.testing.assert_close(padded.loss, alone.loss, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("softcap", [None, 50.0])
+@pytest.mark.parametrize(("factor", "softcap"), [(1.0, None), (0.25, None), (0.25, 50.0)])
 def test_the_cross_entropy_is_the_plain_one(
-    monkeypatch: pytest.MonkeyPatch, softcap: float | None
+    monkeypatch: pytest.MonkeyPatch, factor: float, softcap: float | None
 ) -> None:
     monkeypatch.setattr("engine.training.losses.CHUNK", 3)
     torch.manual_seed(0)
     x, weight = torch.randn(8, 6, requires_grad=True), torch.randn(11, 6, requires_grad=True)
     teacher = TopProbs(torch.randint(11, (8, 4)), torch.rand(8, 4))
     labels = torch.tensor([3, -1, 0, 10, 5, 5, -1, 2])
-    prediction = Prediction(x, LMHead(weight, None, softcap), teacher, labels, 7)
+    head = LMHead(weight, None, LogitTransform(factor, softcap))
+    prediction = Prediction(x, head, teacher, labels, 7)
     loss, hits = prediction.loss(), prediction.rank_hits(7)
     loss.backward()
     found = loss.detach(), x.grad, weight.grad
     x.grad = weight.grad = None
-    logits = x @ weight.T if softcap is None else softcap * torch.tanh(x @ weight.T / softcap)
+    logits = factor * x @ weight.T
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     dense = torch.zeros(8, 11).scatter_add_(1, teacher.indices, teacher.probs)[:7]
     plain = -(dense * logits[:7].log_softmax(dim=-1)).sum()
     plain.backward()

@@ -1,0 +1,47 @@
+"""What a model does to the products of its output matrix: a factor, and a cap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """From products of the output matrix to logits.
+
+    Attributes:
+        factor: multiplies the products.
+        softcap: logits become `softcap · tanh(logits / softcap)`; None = no cap.
+    """
+
+    factor: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """That of a model with this text config."""
+
+        def factor(name: str) -> float:
+            return float(getattr(config, name, None) or 1.0)
+
+        # HyperCLOVA X multiplies by what Granite and MiniCPM3 divide by.
+        sign = 1 if config.model_type == "hyperclovax" else -1
+        product = factor("logits_scaling") ** sign
+        product *= factor("logit_scale")  # Cohere
+        product *= factor("lm_head_multiplier")  # Falcon-H1
+        product /= factor("logits_mup_width_multiplier")  # Inkling
+        caps = (
+            getattr(config, name, None) for name in ("final_logit_softcapping", "logits_soft_cap")
+        )
+        return cls(product, next(filter(None, caps), None))
+
+    @property
+    def is_identity(self) -> bool:
+        return self.factor == 1.0 and self.softcap is None
+
+    def __call__(self, products: Tensor) -> Tensor:
+        logits = products if self.factor == 1.0 else products * self.factor
+        return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
