@@ -26,58 +26,10 @@ from tests.engine.tuning.runs import ran, texts_of
 from tests.models import build_context, save_tiny, tiny_target
 from tests.test_cli import generate
 
-ONE_FILE = '''
-"""Drafts the tokens that follow the root by number: rank r below a node is its token + r + 1."""
-
-from typing import ClassVar, Literal
-
-import torch
-from pydantic import Field
-
-from engine.drafters.base import Drafter
-from engine.drafters.method import DraftShape, MethodConfig
-from engine.proposal import Budget, Proposal
-from engine.tree import ChoicePaths, ChoiceTree
-
-
-class SuccessorConfig(MethodConfig):
-    title: ClassVar[str] = "Successor"
-    summary: ClassVar[str] = "Counts on."
-
-    decoding_type: Literal["Successor"] = "Successor"
-    successor_choices: ChoicePaths = Field(((0,), (1,), (0, 0)), description="tree of ranks")
-
-    def build(self, bench):
-        return SuccessorDrafter(self, bench.target)
-
-    @property
-    def offline(self):
-        return True
-
-    def draft_shape(self):
-        return DraftShape.of(ChoiceTree(self.successor_choices))
-
-
-class SuccessorDrafter(Drafter):
-    def __init__(self, config, target):
-        self.tree, self.vocab = ChoiceTree(config.successor_choices), target.vocab_size
-
-    def start(self, start):
-        self.root = start.root
-
-    def propose(self, budget):
-        tokens = [self.root + sum(rank + 1 for rank in path) for path in ((), *self.tree.paths)]
-        drafted = torch.tensor(tokens) % self.vocab
-        return Proposal(drafted, self.tree.shape, self.tree.ranks).cut(budget.depth)
-
-    def observe(self, outcome):
-        self.root = outcome.committed[-1]
-
-    def ranks(self, reading, depths):
-        roots = reading.tokens[reading.first :][: reading.text.num_roots, None]
-        path = torch.cat([roots, reading.true_tokens(depths)], dim=1)
-        return (path.diff(dim=1) - 1) % self.vocab
-'''
+# The last example of docs/extending.md.
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+ADD_A_METHOD = PAGE.read_text(encoding="utf-8").partition("## Add a method\n")[2]
+ONE_FILE = "\n".join(line[4:] for line in ADD_A_METHOD.splitlines() if line[:4] in ("", "    "))
 
 
 @pytest.fixture(autouse=True)
