@@ -22,7 +22,8 @@ from playground.host.catalog import Catalog
 from playground.host.controls import controls_of
 from playground.trees.methods import tree_method
 from storage import RunLog, RunQuery
-from tests.engine.tuning.runs import ran, texts_of
+from tests.engine.drafters.judges import write
+from tests.engine.tuning.runs import texts_of
 from tests.models import build_context, save_tiny, tiny_target
 from tests.test_cli import generate
 
@@ -75,8 +76,8 @@ def test_it_is_measured_and_replayed_like_any_other() -> None:
     table = measure_ranks(config, bench, texts, depths=2)
     tree = ChoiceTree.parse([[0], [2], [0, 0], [0, 1]])
     chosen = config.with_tree(tree)
-    real = (ran(bench.target, chosen.build(bench), text.prompt_ids, limits) for text in texts)
-    accepted = sum(sum(run.accepted) for run in real)
+    real = (write(bench.target, chosen.build(bench), t.prompt_ids, limits=limits) for t in texts)
+    accepted = sum(text.num_accepted for text in real)
     assert accepted > 0 and replay(table, tree).num_accepted == accepted
     drafter = chosen.build(bench)
     _, draft_ms, depth = time_drafts(drafter, bench.target, Budget(64), repeats=1)

@@ -8,17 +8,16 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.config import Limits, Sampling
-from engine.decode import decode
+from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter
-from engine.metrics import Metrics, measure
 from engine.model.target import Target
-from engine.steps import BYPASSES, Bypass, Step
+from engine.steps import BYPASSES, Bypass
 from engine.tuning.controller import ControlledDrafter
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
 from playground.host.result import bypass_sentence
+from tests.engine.drafters.judges import write
 from tests.engine.scripted import ScriptedDrafter
 from tests.models import VOCAB, build_context, tiny_target
 
@@ -48,6 +47,7 @@ def controlled(target: Target) -> Drafter:
 
 
 PARD = {"decoding_type": "PARD", "mask_token_id": 270}
+LETTERS = Sampling(structured_output="regex", grammar="[ab]{30}")
 CASES: dict[str, tuple[Bypass, Callable[[Target], Drafter], dict[str, Any]]] = {
     "lookup": ("no_match", lambda t: built(t, decoding_type="NGram"), {"tokens": 3}),
     "suffix": ("no_match", lambda t: built(t, decoding_type="Suffix"), {"tokens": 3}),
@@ -57,18 +57,9 @@ CASES: dict[str, tuple[Bypass, Callable[[Target], Drafter], dict[str, Any]]] = {
     "short context, PARD": ("draft_context", with_model(context_len=8, **PARD), {}),
     "special tokens": ("no_text", with_model(vocabulary="text", eos_ids=[*range(VOCAB)]), {}),
     "length limit": ("room", lambda t: built(t, decoding_type="NGram"), {"tokens": 2}),
-    "grammar": ("grammar", wrong, {"grammar": "[ab]{30}"}),
+    "grammar": ("grammar", wrong, {"sampling": LETTERS}),
     "controller": ("not_worth_it", controlled, {}),
 }
-
-
-def run(
-    target: Target, drafter: Drafter, *, tokens: int = 12, grammar: str = ""
-) -> tuple[list[Step], Metrics]:
-    sampling = Sampling(structured_output="regex", grammar=grammar) if grammar else Sampling()
-    limits = Limits(max_new_tokens=tokens, ignore_eos=not grammar)
-    records = list(decode(target, drafter, PROMPT, sampling=sampling, limits=limits))
-    return [record for record in records if isinstance(record, Step)], measure(records)
 
 
 def test_every_reason_has_words_and_a_case() -> None:
@@ -79,7 +70,8 @@ def test_every_reason_has_words_and_a_case() -> None:
 def test_a_step_that_drafts_nothing_says_why(case: str) -> None:
     reason, make, how = CASES[case]
     target = tiny_target(eos_token_id=None)
-    steps, figures = run(target, make(target), **how)
+    text = write(target, make(target), PROMPT, **{"tokens": 12, **how})
+    steps, figures = text.steps, text.metrics
     assert reason in {step.bypass for step in steps}
     assert all((step.bypass is None) == (step.num_drafted > 0) for step in steps)
     assert figures.bypasses[reason] == sum(step.bypass == reason for step in steps)
@@ -90,7 +82,7 @@ def test_a_run_that_outgrows_its_draft_model_says_so() -> None:
     """Where other steps drafted, only what a better choice would mend is worth a sentence."""
     target = tiny_target(eos_token_id=None)
     drafter = with_model(context_len=len(PROMPT) + 8, confidence_threshold=0.001)(target)
-    _, figures = run(target, drafter, tokens=24)
+    figures = write(target, drafter, PROMPT).metrics
     assert figures.num_drafted > 0
     count = figures.bypasses["draft_context"]
     assert bypass_sentence(asdict(figures)) == (
@@ -104,6 +96,6 @@ def test_a_run_that_outgrows_its_draft_model_says_so() -> None:
 
 def test_plain_decoding_bypasses_nothing() -> None:
     target = tiny_target(eos_token_id=None)
-    steps, figures = run(target, built(target, decoding_type="Autoregressive"))
-    assert {step.bypass for step in steps} == {None} and figures.bypasses == {}
-    assert bypass_sentence(asdict(figures)) is None
+    text = write(target, built(target, decoding_type="Autoregressive"), PROMPT)
+    assert {step.bypass for step in text.steps} == {None} and text.metrics.bypasses == {}
+    assert bypass_sentence(asdict(text.metrics)) is None

@@ -16,7 +16,8 @@ from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
 from engine.model.text import whole_text
-from engine.steps import End, Prefill, Record, Step
+from engine.steps import End, Record
+from tests.engine.drafters import judges
 from tests.engine.scripted import ScriptedDrafter
 from tests.models import VOCAB, build_context, plain_greedy, tiny_model, tiny_target
 
@@ -39,16 +40,10 @@ def text() -> list[int]:
     return plain_greedy(endless(), PROMPT, 40)
 
 
-def write(limits: Limits, length: int) -> list[Record]:
+def write(limits: Limits, length: int) -> judges.Text:
     """With drafts of this length, all of them right."""
     drafter = ScriptedDrafter(text(), vocab=VOCAB, shape=lambda rng: list(range(-1, length)))
-    return list(decode(endless(), drafter, PROMPT, limits=limits))
-
-
-def end_of(records: list[Record]) -> End:
-    end = records[-1]
-    assert isinstance(end, End)
-    return end
+    return judges.write(endless(), drafter, PROMPT, limits=limits)
 
 
 def first_of(tokens: list[int]) -> list[int]:
@@ -67,10 +62,10 @@ def test_the_text_ends_with_its_first_eos_or_stop_token(
         )
         if kind == "eos":
             monkeypatch.setattr(endless().config, "eos_token_id", text()[at])
-            assert list(end_of(write(ignoring, length)).output_ids) == text()
+            assert write(ignoring, length).output == text()
         else:
             limits = ignoring.replace(stop_token_ids=(text()[at], 0))
-        end = end_of(write(limits, length))
+        end = write(limits, length).end
         assert list(end.output_ids) == text()[: at + 1] and end.finish_reason == kind
         if kind == "stop":
             whole = whole_text(endless().tokenizer, end.output_ids, limits)
@@ -86,7 +81,7 @@ def test_the_text_ends_with_the_token_that_completes_a_stop_string(length: int) 
         if not (piece.isascii() and piece.isprintable()) or piece in "".join(pieces[:at]):
             continue
         tried += 1
-        end = end_of(write(Limits(max_new_tokens=40, stop=("never in it", piece)), length))
+        end = write(Limits(max_new_tokens=40, stop=("never in it", piece)), length).end
         assert list(end.output_ids) == text()[: at + 1] and end.finish_reason == "stop"
     assert tried >= 5
 
@@ -94,18 +89,16 @@ def test_the_text_ends_with_the_token_that_completes_a_stop_string(length: int) 
 @pytest.mark.parametrize("length", [0, 1, 4, 16])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 17, 18])
 def test_max_new_tokens_is_exact(length: int, count: int) -> None:
-    records = write(Limits(max_new_tokens=count), length)
-    end = end_of(records)
-    assert list(end.output_ids) == text()[:count] and end.finish_reason == "length"
-    kept = sum(r.num_committed for r in records if isinstance(r, Step))
-    assert kept + 1 == count
+    ours = write(Limits(max_new_tokens=count), length)
+    assert ours.output == text()[:count] and ours.end.finish_reason == "length"
+    assert 1 + sum(step.num_committed for step in ours.steps) == count
 
 
 def test_the_earliest_reason_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     at = first_of(text())[5]
     monkeypatch.setattr(endless().config, "eos_token_id", text()[at])
     limits = (Limits(max_new_tokens=n) for n in (at, at + 1, at + 2))
-    reasons = [end_of(write(each, 16)).finish_reason for each in limits]
+    reasons = [write(each, 16).end.finish_reason for each in limits]
     assert reasons == ["length", "eos", "eos"]
 
 
@@ -120,22 +113,18 @@ def test_a_full_context_ends_the_text(family: str, length: int, room: int) -> No
     drafter = ScriptedDrafter(
         [*expected, *([7] * 20)], vocab=VOCAB, shape=lambda rng: list(range(-1, length))
     )
-    limits = Limits(max_new_tokens=100, ignore_eos=True)
-    records = list(decode(target, drafter, prompt, limits=limits))
-    assert list(end_of(records).output_ids) == expected
-    assert end_of(records).finish_reason == "context"
-    steps = [record for record in records if isinstance(record, Step)]
-    assert all(step.context_len + step.num_drafted < 48 for step in steps)
-    assert all(step.num_committed > 0 for step in steps), "a step for nothing"
+    ours = judges.write(target, drafter, prompt, tokens=100)
+    assert ours.output == expected and ours.end.finish_reason == "context"
+    assert all(step.context_len + step.num_drafted < 48 for step in ours.steps)
+    assert all(step.num_committed > 0 for step in ours.steps), "a step for nothing"
 
 
 def test_cancelling_ends_the_text_before_the_next_step() -> None:
     drafter = AutoregressiveConfig().build(build_context(endless()))
     asked = iter([False, False, True])
-    records = list(decode(endless(), drafter, PROMPT, cancelled=lambda: next(asked)))
-    assert [type(r) for r in records] == [Prefill, Step, Step, End]
-    assert end_of(records).finish_reason == "cancelled"
-    assert list(end_of(records).output_ids) == text()[:3]
+    ours = judges.write(endless(), drafter, PROMPT, cancelled=lambda: next(asked))
+    assert len(ours.steps) == 2 and ours.end.finish_reason == "cancelled"
+    assert ours.output == text()[:3]
 
 
 def test_a_long_prompt_is_read_in_parts_and_can_be_cancelled_between_them(
@@ -154,7 +143,8 @@ def test_a_long_prompt_is_read_in_parts_and_can_be_cancelled_between_them(
     (end,) = records(cancelled=lambda: next(asked), prefilled=read.append)
     assert end == End((), "cancelled", 0) and read == [2, 4]
     assert len(target.prefixes._texts) == 0, "half a prompt is kept"
-    assert list(end_of(records(prefilled=read.append)).output_ids) == text()[:8]
+    *_, whole = records(prefilled=read.append)
+    assert isinstance(whole, End) and list(whole.output_ids) == text()[:8]
     assert read == [2, 4, 2, 4, 5]
 
 

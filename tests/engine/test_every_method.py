@@ -17,14 +17,12 @@ import torch
 import presets
 from benchmarks import random_heads
 from engine.config import Limits
-from engine.decode import decode
 from engine.drafters import methods, parse_method, user_provided
 from engine.drafters.base import Drafter
 from engine.drafters.eagle import trees
 from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
 from engine.model.target import Target
-from engine.steps import End, Step
 from playground.host.paths import cache_dir
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
@@ -220,12 +218,10 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
     for name in names:
         prompt_ids, text = expected(family, name)
         limits = Limits(max_new_tokens=NEW_TOKENS, ignore_eos=family != "embedded")
-        *records, end = decode(target, drafter, prompt_ids, limits=limits)
-        assert isinstance(end, End)
-        assert list(end.output_ids) == text, (family, config, name)
-        steps = [record for record in records if isinstance(record, Step)]
-        assert all(step.bypass or step.num_drafted or not drafter.drafts for step in steps)
-        accepted += sum(step.num_accepted for step in steps)
+        ours = judges.write(target, drafter, prompt_ids, limits=limits)
+        assert ours.output == text, (family, config, name)
+        assert all(step.bypass or step.num_drafted or not drafter.drafts for step in ours.steps)
+        accepted += ours.num_accepted
     assert watched.unseen == [], "drafted, but never shown: a placeholder"
     return accepted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,12 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.config import Limits, Sampling
-from engine.decode import decode
+from engine.config import Sampling
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.model.target import Target
 from engine.sampling import NUCLEUS_CANDIDATES, inverse_cdf, probabilities
-from engine.steps import End, Step
+from tests.engine.drafters.judges import write
 from tests.engine.scripted import ALPHA
 from tests.models import build_context, tiny_target
 
@@ -144,15 +144,12 @@ def test_every_token_pair_of_sampled_texts_follows_the_law(
 ) -> None:
     target, drafter = markov_target(), draft_model(**settings)
     law, seen, accepted = transitions(sampling), torch.zeros(STATES, STATES), 0
-    limits = Limits(max_new_tokens=tokens, ignore_eos=True)
     for seed in range(seeds):
         seeded = sampling.replace(seed=seed)
-        *records, end = decode(target, drafter, [0, 1, 2, 0], sampling=seeded, limits=limits)
-        assert isinstance(end, End)
-        text = [0, *end.output_ids]
-        for a, b in zip(text, text[1:], strict=False):
+        text = write(target, drafter, [0, 1, 2, 0], sampling=seeded, tokens=tokens)
+        for a, b in pairwise([0, *text.output]):
             seen[a, b] += 1
-        accepted += sum(r.num_accepted for r in records if isinstance(r, Step))
+        accepted += text.num_accepted
     assert accepted > 0
     possible = law > 0
     assert not seen[~possible].any()

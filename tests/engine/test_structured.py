@@ -16,19 +16,17 @@ import pytest
 import torch
 
 from engine.accept import Lossless, VerifiedTree
-from engine.config import Limits, Sampling
+from engine.config import Sampling
 from engine.constraint import GrammarConstraint, allowed_after, build_constraint
-from engine.decode import decode
-from engine.drafters.base import Drafter
 from engine.errors import ConfigError, TargetError
 from engine.grammar import Matcher, compile_grammar
-from engine.metrics import measure
 from engine.model.audit import audit
 from engine.model.target import Target
 from engine.proposal import DraftDists, ExtraRows, Proposal, TargetOutput
 from engine.sampling import SeededDraws
-from engine.steps import End, Record, Step
+from engine.steps import Step
 from engine.tree import TreeShape
+from tests.engine.drafters.judges import write
 from tests.engine.methods import drafter_for
 from tests.engine.scripted import (
     ALPHA,
@@ -64,7 +62,6 @@ METHODS = [
     *("plain", "ngram", "suffix", "recycling", "lookahead", "combined", "draft-model"),
     *("medusa", "redrafter", "eagle", "eagle3"),
 ]
-LIMITS = Limits(max_new_tokens=150, ignore_eos=True)
 
 
 @functools.cache
@@ -103,18 +100,12 @@ def expected(kind: str) -> list[int]:
 def test_greedy_output_equals_the_target_held_to_its_grammar(kind: str, method: str) -> None:
     drafter = drafter_for(target(), method)
     for _ in "12":  # a drafter writes text after text
-        records = records_of(drafter, SAMPLINGS[kind])
-        assert isinstance(end := records[-1], End)
-        assert list(end.output_ids) == expected(kind)
-        assert end.finish_reason == "eos"
-        steps = [record for record in records if isinstance(record, Step)]
-        check_forced(steps, kind, method)
-        num_cut = sum(step.num_cut for step in steps)
-        assert measure(records).num_cut == num_cut and (num_cut or method != "recycling")
-
-
-def records_of(drafter: Drafter, sampling: Sampling) -> list[Record]:
-    return list(decode(target(), drafter, prompt_ids(), sampling=sampling, limits=LIMITS))
+        text = write(target(), drafter, prompt_ids(), sampling=SAMPLINGS[kind], tokens=150)
+        assert text.output == expected(kind)
+        assert text.end.finish_reason == "eos"
+        check_forced(text.steps, kind, method)
+        num_cut = sum(step.num_cut for step in text.steps)
+        assert text.metrics.num_cut == num_cut and (num_cut or method != "recycling")
 
 
 def check_forced(steps: list[Step], kind: str, method: str) -> None:

@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from engine.config import Limits
-from engine.decode import decode
 from engine.drafters.heads.vocabulary import DraftOutput, Vocabulary
 from engine.model.batch import TextBatch
 from engine.model.forward import MaskBuilder
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
-from engine.steps import End, Step
 from engine.tree import TreeShape
-from tests.engine.drafters.judges import slow
+from tests.engine.drafters.judges import slow, write
 from tests.engine.scripted import Parents, ScriptedDrafter, random_parents, tokens_of
 from tests.models import FAMILIES, HYBRIDS, VOCAB, plain_greedy, tiny_model, tiny_target
 
@@ -95,13 +93,11 @@ def test_greedy_output_equals_target_alone_on_any_tree(
     prompt = tokens_of(random.Random(1), 10)
     output = plain_greedy(target, prompt, 25)
     drafter = ScriptedDrafter(output, vocab=VOCAB, shape=SHAPES[shape], truth=truth)
-    *records, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=25))
-    assert isinstance(end, End)
-    assert list(end.output_ids) == output
-    accepted = sum(r.num_accepted for r in records if isinstance(r, Step))
-    assert (accepted > 0) == (truth > 0)
+    text = write(target, drafter, prompt, limits=Limits(max_new_tokens=25))
+    assert text.output == output
+    assert (text.num_accepted > 0) == (truth > 0)
     if shape == "chain" and truth == 1.0:
-        assert end.num_steps == -(-(len(output) - 1) // 6)
+        assert text.end.num_steps == -(-(len(output) - 1) // 6)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter, Start
 from engine.drafters.method import MethodConfig
+from engine.metrics import Metrics, measure
 from engine.model.target import Target
 from engine.sampling import SeededDraws, probabilities
 from engine.steps import End, Prefill, Step
@@ -27,14 +28,23 @@ PROMPTS = ([7, 8, 9, 7, 8, 9, 7, 8], [65], [3, 200, 17, 99, 3, 200, 17, 40, 41])
 
 @dataclass(frozen=True)
 class Text:
+    """The records of a text."""
+
     prefill: Prefill
-    output: list[int]
     steps: list[Step]
-    finish_reason: str
+    end: End
+
+    @property
+    def output(self) -> list[int]:
+        return list(self.end.output_ids)
 
     @property
     def num_accepted(self) -> int:
         return sum(step.num_accepted for step in self.steps)
+
+    @property
+    def metrics(self) -> Metrics:
+        return measure([self.prefill, *self.steps, self.end])
 
 
 def write(
@@ -46,16 +56,20 @@ def write(
     temperature: float = 0.0,
     seed: int = 0,
     sampling: Sampling | None = None,
+    limits: Limits | None = None,
     **options: Any,
 ) -> Text:
-    """Decode a text, with further options of `decode`, and keep its records."""
+    """Decode a text, with further options of `decode`, and keep its records.
+
+    Args:
+        limits: by default so many `tokens`, whatever would end the text before.
+    """
     sampling = sampling or Sampling(temperature=temperature, seed=seed)
-    limits = Limits(max_new_tokens=tokens, ignore_eos=True)
-    records = list(decode(target, drafter, prompt, sampling=sampling, limits=limits, **options))
-    prefill, end = records[0], records[-1]
+    limits = limits or Limits(max_new_tokens=tokens, ignore_eos=True)
+    records = decode(target, drafter, prompt, sampling=sampling, limits=limits, **options)
+    prefill, *steps, end = records
     assert isinstance(prefill, Prefill) and isinstance(end, End)
-    steps = [record for record in records if isinstance(record, Step)]
-    return Text(prefill, list(end.output_ids), steps, end.finish_reason)
+    return Text(prefill, [step for step in steps if isinstance(step, Step)], end)
 
 
 Reference = Callable[[list[int]], list[int]]

@@ -99,7 +99,7 @@ def test_context_end_is_reached_exactly() -> None:
     target, drafter = built(3)
     prompt = ([1, 2, 3, 4, 5] * 80)[: target.context_len - 7]
     text = write(target, drafter, prompt, tokens=50)
-    assert text.finish_reason == "context"
+    assert text.end.finish_reason == "context"
     assert text.output == plain_greedy(target, prompt, 7)
 
 

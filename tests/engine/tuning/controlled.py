@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from engine.config import Limits
-from engine.decode import decode
 from engine.drafters.base import Drafter, Start
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
-from engine.steps import End, Step
+from engine.steps import Step
 from engine.tree import MAX_NODES, ChoiceTree
 from engine.tuning.controller import ControlledDrafter
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.lazy_drafter import DraftPlan, LazyDrafter
+from tests.engine.drafters.judges import write
 from tests.models import plain_greedy, tiny_target
 
 PROMPT = [10, 20, 30, 40]
@@ -86,10 +85,9 @@ class OnAMachine(ControlledDrafter):
 
     def write(self, tokens: int = 200) -> list[Step]:
         """The steps of a text, which is plain decoding's."""
-        limits = Limits(max_new_tokens=tokens, ignore_eos=True)
-        *records, end = decode(self._target, self, self._prompt, limits=limits)
-        assert isinstance(end, End) and list(end.output_ids) == self._output[:tokens]
-        return [record for record in records if isinstance(record, Step)]
+        text = write(self._target, self, self._prompt, tokens=tokens)
+        assert text.output == self._output[:tokens]
+        return text.steps
 
     def _now(self) -> float:
         oracle = self.oracle

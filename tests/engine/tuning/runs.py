@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import Limits
-from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.base import BuildContext
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Text
-from engine.model.target import Target
-from engine.steps import End, Step
 from engine.tuning import StoppedError
 from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.drafters.judges import write
 from tests.models import build_context
 
 LIMITS = Limits(max_new_tokens=12)
@@ -30,26 +28,6 @@ def stopped(done: float) -> None:
     raise StoppedError("stopped")
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a run did, step by step."""
-
-    steps: list[Step]
-    output: tuple[int, ...]
-
-    @property
-    def accepted(self) -> list[int]:
-        return [step.num_accepted for step in self.steps]
-
-
-def ran(target: Target, drafter: Drafter, prompt: Sequence[int], limits: Limits = LIMITS) -> Ran:
-    """A greedy run with its records."""
-    records = list(decode(target, drafter, prompt, limits=limits))
-    end = records[-1]
-    assert isinstance(end, End)
-    return Ran([record for record in records if isinstance(record, Step)], end.output_ids)
-
-
 def texts_of(
     bench: BuildContext, prompts: Sequence[Sequence[int]], limits: Limits = LIMITS
 ) -> list[Text]:
@@ -58,7 +36,7 @@ def texts_of(
     return [
         Text(
             tuple(prompt),
-            ran(bench.target, plain, prompt, limits).output,
+            write(bench.target, plain, prompt, limits=limits).end.output_ids,
             category=f"kind {number % 2}",
             limits=limits,
             source=f"run {number}",

@@ -20,8 +20,9 @@ from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable, measure_ranks
 from engine.tuning.replay import Replay, replay
 from tests.engine.drafters.golden import golden_case
+from tests.engine.drafters.judges import write
 from tests.engine.training.conftest import learnable_target
-from tests.engine.tuning.runs import Case, golden, ran, texts_of
+from tests.engine.tuning.runs import Case, golden, texts_of
 from tests.engine.tuning.tables import position_rates, random_tree, replay_chain
 from tests.models import build_context
 
@@ -50,12 +51,12 @@ def assert_equals_runs(
     replayed = by_text(table, result)
     num_steps = num_accepted = 0
     for text, steps in zip(texts, replayed, strict=True):
-        real = ran(target, drafter, text.prompt_ids, text.limits)
-        assert real.output == text.output_ids, "the drafter changed the text"
+        real = write(target, drafter, text.prompt_ids, limits=text.limits)
+        assert real.end.output_ids == text.output_ids, "the drafter changed the text"
         roots = [step.context_len - len(text.prompt_ids) for step in real.steps]
-        assert steps == list(zip(roots, real.accepted, strict=True))
+        assert steps == list(zip(roots, (s.num_accepted for s in real.steps), strict=True))
         num_steps += len(real.steps)
-        num_accepted += sum(real.accepted)
+        num_accepted += real.num_accepted
     assert result.num_steps == num_steps and result.num_accepted == num_accepted
     assert result.mat == 1 + num_accepted / num_steps
 
