@@ -321,9 +321,9 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "Draft_Target, drawn": {},
     "Draft_Target, likeliest": {"use_draft_probs": False},
 }
-QUICK = {"Suffix, mixed", "Token_Recycling", "Lookahead", "Medusa", "ReDrafter", "Eagle, drawn"}
+QUICK = {"Suffix, tree", "Token_Recycling", "Lookahead", "Medusa", "ReDrafter", "Eagle, drawn"}
 QUICK |= {"Eagle3, tree", "PARD, chain", "Draft_Target, drawn"}
-QUICK_AT_RANDOM = {"Suffix, mixed", "Eagle, drawn"}
+QUICK_AT_RANDOM = {"Suffix, tree", "Eagle, drawn"}
 
 
 @functools.cache
