@@ -51,14 +51,6 @@ def test_unknown_key_in_a_preset_names_file_and_key(tmp_path: Path) -> None:
         presets.method_preset(values, where="mine.yaml")
 
 
-def test_every_method_has_a_default_for_every_setting_and_describes_it() -> None:
-    for cls in methods().values():
-        cls.parse({})
-        for name, field in cls.model_fields.items():
-            if name != "decoding_type":
-                assert field.description, f"{cls.__name__}.{name}"
-
-
 @pytest.mark.parametrize(
     "title",
     [

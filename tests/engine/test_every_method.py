@@ -31,7 +31,7 @@ from tests.engine.methods import DYNAMIC, METHODS, TAPS, drafter_for, moved, sav
 from tests.engine.methods import target_of as own_target
 from tests.engine.prompts import ROOM, prompts
 from tests.engine.tuning.controlled import AtRandom
-from tests.models import FAMILIES, build_context, lasting_folder, plain_greedy, tiny_target
+from tests.models import FAMILIES, alike, build_context, lasting_folder, plain_greedy, tiny_target
 
 NEW_TOKENS = 24
 NGRAM = {"decoding_type": "NGram"}
@@ -155,9 +155,8 @@ def embedded_target() -> Target:
     return target
 
 
-@functools.cache
 def target_of(family: str) -> Target:
-    return embedded_target() if family == "embedded" else tiny_target(family, eos_token_id=None)
+    return embedded_target() if family == "embedded" else judges.target_of(family)
 
 
 @functools.cache
@@ -166,13 +165,9 @@ def models_of(family: str) -> dict[str, Target]:
     target = target_of(family)
     if family == "embedded":
         return {"itself": target}
-    other = tiny_target(family, eos_token_id=None)
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(5)
-        for parameter in other.model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
     masked = tiny_target(family, eos_token_id=None, pard_token=270)
     short = tiny_target(seed=6, num_hidden_layers=1, max_position_embeddings=32)
+    other = alike(family, 0.05, eos_token_id=None)
     return {"itself": target, "other": other, "masked": masked, "short": short}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from engine.proposal import Needs, Proposal
 from engine.steps import Step
 from engine.tree import TreeShape
 from tests.engine.drafters.fitted import save_medusa
-from tests.engine.drafters.judges import few_tokens, p_value, slow, write
+from tests.engine.drafters.judges import few_tokens, p_value, slow, target_of, write
 from tests.engine.scripted import ALPHA, ScriptedDrafter, random_parents, tokens_of
 from tests.engine.test_verify_tree import (
     SHAPES,
@@ -55,11 +54,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "Medusa": {"medusa_choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]},
     "Lookahead": {"max_window_size": 3, "max_ngram_size": 3, "max_verification_set_size": 3},
 }
-
-
-@functools.cache
-def target_of(family: str) -> Target:
-    return tiny_target(family, eos_token_id=None)
 
 
 def same_states(target: Target, ours: Any, text: list[int]) -> None:
