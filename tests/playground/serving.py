@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 import httpx
@@ -25,6 +25,7 @@ from tests.playground.tiny import save_tiny_llama, tiny_catalog
 
 TOKEN = "known-to-tests"
 KNOWN = Access(token=TOKEN)
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,16 @@ async def _launched(host: EngineHost, log: RunLog, access: Access) -> tuple[gr.B
     port = free_port()
     launch(page, access, port, api_routes(host))
     return page, access.url(port).partition("?")[0]
+
+
+def built(make: Callable[[], Made]) -> Made:
+    """What is made within a page. Gradio leaves event loops unclosed unless one is running."""
+
+    async def building() -> Made:
+        with gr.Blocks(analytics_enabled=False):
+            return make()
+
+    return asyncio.run(building())
 
 
 @cache

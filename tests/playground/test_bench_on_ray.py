@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from playground.web.experiment import ExperimentPage, JobState, state_of
 from playground.web.sweep import SweepPage
 from storage import RunLog
 from tests.playground.bench import test_service as benchmarks
+from tests.playground.serving import built
 from tests.playground.sweeps import test_service as sweeps
 from tests.playground.sweeps.conftest import ngram_catalog
 
@@ -47,13 +47,8 @@ def test_the_pages_have_workers_measure_and_show_them(
         stack.enter_context(connected("local", cpus=2))
         service = Experiments(host)
         stack.callback(service.close)
-
-        async def drawn() -> tuple[BenchmarkPage, SweepPage]:
-            """Gradio leaves event loops unclosed unless one is running."""
-            with gr.Blocks(), gr.Tab() as tab:
-                return BenchmarkPage(host, Experiments(host), tab), SweepPage(host, service, tab)
-
-        bench, sweep = asyncio.run(drawn())
+        bench = built(lambda: BenchmarkPage(host, Experiments(host), gr.Tab()))
+        sweep = built(lambda: SweepPage(host, service, gr.Tab()))
         two = bench.pool("local", 2)
         ngram = [{"method": "ngram", "name": "ngram", "settings": {}}]
         form = benchmarks.asked(configurations=ngram, extent={"repeats": "3"})

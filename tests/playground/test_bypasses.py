@@ -5,20 +5,17 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
-
-from typer.testing import CliRunner
 
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.steps import BYPASSES
 from playground.api.answer import speculative_decoding
-from playground.cli.main import app
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.runs.transfer import export_runs
 from presets import MethodPreset
 from storage import RunLog
+from tests.commands import invoke
 from tests.playground.asks import finished, start, stored
 
 SENTENCE = (
@@ -49,15 +46,10 @@ def test_a_run_that_drafted_nothing_says_why_on_the_page_in_the_log_and_by_the_a
 
 
 def test_the_command_line_says_why_too(tiny_folder: Path, tmp_path: Path) -> None:
-    def generate(*more: str) -> Any:
-        words = f"generate --target {tiny_folder} --dtype float32 --raw abcd --method NGram".split()
-        words += ["--max-new-tokens", "4", "--ignore-eos", "--no-save", *more]
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
-        return result
-
+    words = f"generate --target {tiny_folder} --dtype float32 --raw abcd --method NGram".split()
+    words += ["--max-new-tokens", "4", "--ignore-eos", "--no-save"]
     trace = tmp_path / "trace.jsonl"
-    assert SENTENCE in generate("--trace", str(trace)).stderr
-    assert json.loads(generate("--json").stdout)["metrics"]["bypasses"] == COUNTS
+    assert SENTENCE in invoke(*words, "--trace", trace).stderr
+    assert json.loads(invoke(*words, "--json").stdout)["metrics"]["bypasses"] == COUNTS
     steps = [json.loads(line) for line in trace.read_text().splitlines()][1:-1]
     assert [step["bypass"] for step in steps] == ["no_match", "no_match", "room"]

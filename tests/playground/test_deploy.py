@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +34,7 @@ from playground.web.address import tab_switch
 from playground.web.deploy import DeployPage, engine_choice, verdict_html
 from storage import RunLog
 from tests.playground.asks import finished, start
+from tests.playground.serving import built
 from tests.storage.conftest import new_run, timed_run
 
 
@@ -226,12 +226,8 @@ def test_targets_with_recurrent_layers_are_marked_as_such() -> None:
 
 
 def test_an_address_opens_the_same_whichever_answer_comes_last(host: EngineHost) -> None:
-    async def drawn() -> DeployPage:  # Gradio leaves event loops unclosed unless one is running
-        with gr.Blocks(analytics_enabled=False), gr.Tab() as tab:
-            return DeployPage(host, tab, tab_switch())
-
     finished(start(host))
-    page = asyncio.run(drawn())
+    page = built(lambda: DeployPage(host, gr.Tab(), tab_switch()))
     held = ["run", None, "tiny", "scripted", "trtllm", ""]
     asked: Any = SimpleNamespace(query_params={"deploy": "vllm", "of": "method:scripted"})
     shown = page.on_select(asked, "", *held)

@@ -13,11 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from engine import formats
 from engine.metrics import speedup, tok_s
-from playground.cli.main import app
 from playground.experiments.finished import FinishedRequest, finished_requests
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
@@ -44,6 +42,7 @@ from storage import (
     StoredRun,
     new_id,
 )
+from tests.commands import invoke
 from tests.playground.api.test_openai import CHAT
 from tests.playground.bench.requests import plan_of
 from tests.playground.serving import Served, serving_tiny
@@ -138,8 +137,7 @@ def exported(one: OneRun, kind: Kind) -> str:
 
 def from_command_line(one: OneRun) -> dict[str, Any]:
     url = one.log.url.render_as_string(hide_password=False)
-    said = CliRunner().invoke(app, ["runs", "list", "--json", "--db", url])
-    return picked(json.loads(said.stdout)[0])
+    return picked(json.loads(invoke("runs", "list", "--json", "--db", url).stdout)[0])
 
 
 def from_compared_runs(one: OneRun) -> dict[str, Any]:
@@ -211,7 +209,7 @@ def test_all_texts_of_a_figure_are_the_same(one: OneRun) -> None:
     general = dict(facts(one.detail)["run"])
     assert (general["new tokens"], general["steps"]) == (said["num_new_tokens"], said["num_steps"])
     url = one.log.url.render_as_string(hide_password=False)
-    line = CliRunner().invoke(app, ["runs", "list", "--db", url]).stdout
+    line = invoke("runs", "list", "--db", url).stdout
     assert f"{said['tok_s']} tok/s  MAT  {said['mat']}" in line
 
 
@@ -333,7 +331,7 @@ def generated(tmp_path: Path, *options: str) -> tuple[Any, tuple[RunSummary, dic
     """What the command printed, and the run that it stored with the figures of its panel."""
     url, tiny = str(tmp_path / "runs.db"), str(save_tiny_llama(tmp_path / "tiny"))
     asked = ["generate", "--target", tiny, "--db", url, "--ignore-eos", "--dtype", "float32"]
-    said = CliRunner().invoke(app, [*asked, *options])
+    said = invoke(*asked, *options)
     with RunLog.open(url) as log:
         (run,) = log.find().rows
         return said, (run, History(LiveRuns(), log).since(run.id, 0)["figures"])

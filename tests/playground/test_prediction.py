@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.tuning.experience import ExperienceStore
-from playground.cli.main import app
 from playground.host.result import NOT_KNOWN, as_set_sentence, drafting_sentence
+from tests.commands import invoke
 from tests.playground.tiny import save_tiny_llama
 
 
@@ -32,11 +31,9 @@ def test_earlier_runs_say_what_as_set_costs(tmp_path: Path) -> None:
 
     as_set = NGramConfig(drafting="as set")
     assert expected(as_set) == NOT_KNOWN
-    options = ["--target", str(folder), "--prompt-ids", ",".join(map(str, [5, 6, 7] * 6))]
-    options += ["--max-new-tokens", "150", "--ignore-eos", "--no-save"]
-    options += ["--method", "NGram", "--cache-dir", str(cache)]
-    result = CliRunner().invoke(app, ["generate", *options])
-    assert result.exit_code == 0, result.output
+    options = ["--target", folder, "--prompt-ids", ",".join(map(str, [5, 6, 7] * 6))]
+    options += ["--max-new-tokens", 150, "--ignore-eos", "--no-save"]
+    invoke("generate", *options, "--method", "NGram", "--cache-dir", cache)
     assert "× plain decoding is expected: " in expected(as_set)
     assert expected(as_set.replace(max_draft_len=2)) == NOT_KNOWN
     assert expected(NGramConfig()) == ""

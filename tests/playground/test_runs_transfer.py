@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from engine.errors import ConfigError
-from playground.cli.main import app
 from playground.runs.transfer import (
     HEAD,
     TAIL,
@@ -25,6 +23,7 @@ from playground.runs.transfer import (
     run_line,
 )
 from storage import RunLog
+from tests.commands import invoke
 from tests.storage.conftest import finished_run, odd_run, whole
 
 ROOT = Path(__file__).parents[2]
@@ -128,12 +127,6 @@ def db(tmp_path: Path) -> str:
     return str(tmp_path / "log" / "runs.db")
 
 
-def invoke(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["runs", *(str(a) for a in arguments)])
-    assert result.exit_code == code, result.output
-    return result
-
-
 def filled(db: str) -> list[str]:
     """Two runs, of which the second has everything that a careless format loses."""
     with RunLog.open(db) as log:
@@ -143,27 +136,28 @@ def filled(db: str) -> list[str]:
 
 def test_list_prints_filters_and_sorts(db: str) -> None:
     trees, odd = filled(db)
-    (line,) = invoke("list", "--db", db, "--search", "TREES").stdout.splitlines()
+    (line,) = invoke("runs", "list", "--db", db, "--search", "TREES").stdout.splitlines()
     assert trees in line and "40.0 tok/s" in line and "#x" in line
     for choice in (["--label", "turn=9"], ["--tag", "x"], ["--status", "completed"]):
-        (row,) = json.loads(invoke("list", "--db", db, "--json", *choice).stdout)
+        (row,) = json.loads(invoke("runs", "list", "--db", db, "--json", *choice).stdout)
         assert row["id"] == trees and row["mat"] == 2.0, choice
     with RunLog.open(db) as log:
         log.set_deleted([odd])
-    (gone,) = json.loads(invoke("list", "--status", "deleted", "--json", "--db", db).stdout)
+    listed = invoke("runs", "list", "--status", "deleted", "--json", "--db", db)
+    (gone,) = json.loads(listed.stdout)
     assert gone["id"] == odd
 
 
 def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
     ids = filled(db)
     packed, plain = tmp_path / "out" / "runs.json.gz", tmp_path / "one.json"
-    invoke("export", packed, "--db", db)
-    invoke("export", plain, ids[0], "--db", db)
+    invoke("runs", "export", packed, "--db", db)
+    invoke("runs", "export", plain, ids[0], "--db", db)
     whole_file = gzip.decompress(packed.read_bytes())
     assert len(json.loads(whole_file, parse_constant=pytest.fail)["runs"]) == 2, "strict JSON"
     there = str(tmp_path / "there.db")
-    assert "1 runs imported, 0 were already here" in invoke("import", plain, "--db", there).stdout
-    assert "1 runs imported, 1 were already here" in invoke("import", packed, "--db", there).stdout
+    for file, words in ((plain, "1 runs imported, 0 were"), (packed, "1 runs imported, 1 were")):
+        assert f"{words} already here" in invoke("runs", "import", file, "--db", there).stdout
     with RunLog.open(db) as first, RunLog.open(there) as second:
         for run_id in ids:
             assert repr(whole(first, run_id)) == repr(whole(second, run_id))
@@ -183,7 +177,7 @@ def test_faults_are_one_sentence_and_leave_no_file(db: str, tmp_path: Path) -> N
         ["import", text],
     ]
     for arguments in wrong:
-        result = invoke(*arguments, "--db", db, code=2)
+        result = invoke("runs", *arguments, "--db", db, code=2)
         assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
     assert not file.exists() and not list(tmp_path.glob(".*"))
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -25,20 +23,10 @@ from playground.web.forms import SettingsForm
 from playground.web.generate import GeneratePage
 from playground.web.memory import owner_of, tab_identity
 from tests.playground.asks import finished, start
+from tests.playground.serving import built
 from tests.playground.tiny import save_tiny_llama
 
 ADDRESSES = json.loads((Path(__file__).parents[1] / "scripts/addresses.json").read_text())
-Made = TypeVar("Made")
-
-
-def built(make: Callable[[], Made]) -> Made:
-    """What is made within a page. Gradio leaves event loops unclosed unless one is running."""
-
-    async def building() -> Made:
-        with gr.Blocks(analytics_enabled=False):
-            return make()
-
-    return asyncio.run(building())
 
 
 @pytest.mark.parametrize(("query", "tab"), ADDRESSES.items())
