@@ -77,14 +77,20 @@ def test_a_method_that_is_not_one_is_refused(values: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stored"),
+    ("kind", "stored", "settings"),
     [
-        ("Suffix", {"mix_contexts": True, "escape": 0.5, "text_weight": 2.0}),
-        ("Token_Recycling", {"keep_matrix": False, "recycle_prompt": False}),
+        ("Suffix", {"mix_contexts": True, "escape": 0.5, "text_weight": 2.0}, {}),
+        ("Token_Recycling", {"keep_matrix": False, "recycle_prompt": False}, {}),
+        ("NGram", {"adaptive": True, "size": "set"}, {"drafting": "auto"}),
+        ("NGram", {"adaptive": False, "size": "fit"}, {"drafting": "auto"}),
+        ("NGram", {"adaptive": False, "size": "set"}, {"drafting": "as set"}),
+        ("NGram", {"drafting": "as_set"}, {"drafting": "as set"}),
     ],
 )
-def test_settings_of_earlier_versions_are_ignored(kind: str, stored: dict[str, Any]) -> None:
-    assert parse_method({"decoding_type": kind, **stored}) == methods()[kind].parse({})
+def test_settings_of_earlier_versions_are_read_or_ignored(
+    kind: str, stored: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert parse_method({"decoding_type": kind, **stored}) == methods()[kind].parse(settings)
 
 
 def test_plain_decoding_comes_first() -> None:

@@ -68,19 +68,14 @@ def test_every_draft_equals_transformers_on_the_whole_text(num_layers: int) -> N
     from transformers.modeling_layers import MtpModel
 
     target, drafter = built(num_layers)
+    file, loaded = load_file(saved(num_layers) / "model.safetensors"), published(drafter._layers)
+    assert len(loaded) > 20 * num_layers
+    assert [name for name, tensor in loaded.items() if not torch.equal(tensor, file[name])] == []
     reference = load_deepseek(saved(num_layers), attention="eager")
     layers = MtpModel(reference.model, num_layers)
     layers.load_state_dict(drafter._layers.state_dict())
     drafts = functools.partial(whole_text_draft, reference, layers.eval())
     assert judges.assert_drafts_equal(drafts, target, drafter, prompts=PROMPTS) > 0
-
-
-def test_weights_are_those_of_the_checkpoint() -> None:
-    file = load_file(saved(2) / "model.safetensors")
-    loaded = published(built(2)[1]._layers)
-    assert len(loaded) > 40
-    for name, tensor in loaded.items():
-        assert torch.equal(tensor, file[name]), name
 
 
 def test_one_layer_feeds_itself_to_draft_further() -> None:

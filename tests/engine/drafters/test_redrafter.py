@@ -23,6 +23,7 @@ from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import Step
+from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_redrafter
 from tests.engine.drafters.golden import golden_case
@@ -107,7 +108,8 @@ def test_every_step_and_text_equal_the_reference(name: str, number: int) -> None
 def check_step(ours: Step, theirs: dict[str, Any]) -> None:
     assert ours.context_len == theirs["committed_len"]
     assert list(ours.tokens) == theirs["packed_tokens"]
-    paths = [path_to(node, ours.parents) for node in range(len(ours.tokens))]
+    shape = TreeShape(ours.parents)
+    paths = [[0, *shape.path_to(node)] for node in range(len(shape))]
     assert paths == theirs["packed_ancestors"]
     assert [len(path) - 1 for path in paths] == theirs["position_offsets"]
     assert [ours.tokens[0], *ours.committed[:-1]] == theirs["accepted_tokens"]
@@ -116,14 +118,6 @@ def check_step(ours: Step, theirs: dict[str, Any]) -> None:
     for nodes, log_probs in zip(theirs["unpacker"], theirs["token_log_probs"], strict=True):
         probs = torch.tensor([ours.draft_probs[node] or 0.0 for node in nodes[1:]])
         torch.testing.assert_close(probs.log(), torch.tensor(log_probs), atol=2e-3, rtol=0)
-
-
-def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 # ---- the search

@@ -323,15 +323,6 @@ def test_what_a_text_leaves_of_its_share_is_credit_for_the_next() -> None:
     assert experience.credit_ms == 0.0
 
 
-def test_settings_of_earlier_versions_are_read() -> None:
-    new: dict[str, object] = {"decoding_type": "NGram"}
-    old = {**new, "adaptive": False, "size": "set"}
-    auto = (new, {**old, "adaptive": True}, {**old, "size": "fit"})
-    assert {parse_method(values).drafting for values in auto} == {"auto"}
-    as_set = (old, {**new, "drafting": "as_set"})
-    assert {parse_method(values).drafting for values in as_set} == {"as set"}
-
-
 def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
     """A page that begins to draw on the same cores holds up the first steps, drafted or not."""
     held_up = {0, 2, 3, 10}
