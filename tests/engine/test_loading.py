@@ -29,7 +29,7 @@ from engine.model import loading
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
 from engine.model.forward import prepare_attention
-from engine.model.loading import load_target, pick_device, pick_dtype
+from engine.model.loading import load_target, pick_device
 from engine.model.reading import empty_model, load_error
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -156,12 +156,6 @@ def test_a_model_that_does_not_fit_is_refused_with_both_sizes(
     with pytest.raises(OutOfMemoryError) as caught:
         load_tiny(folder)
     assert "GiB" in str(caught.value) and "0.0 GiB free" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["fp8", "", "float64"])
-def test_an_unknown_dtype_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="bfloat16"):
-        pick_dtype(name, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

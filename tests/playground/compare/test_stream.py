@@ -83,18 +83,6 @@ def test_a_link_shows_the_same_from_the_log_alone(
         stored_race(host, "nothing")
 
 
-def test_events_have_the_stored_step_times(
-    shown: tuple[Comparison, Messages], history: History, log: RunLog
-) -> None:
-    for run in [meta["id"] for meta in shown[1][-1]["runs"]]:
-        detail, events = log.get(run), history.since(run, 0)["ev"]
-        assert detail is not None
-        stored_s = [detail.ttft_s, *(step.at_s for step in log.steps(run))]
-        assert [event[8] for event in events] == stored_s
-        assert sum(len(event[2]) for event in events) == len(detail.output_ids)
-        assert events == History(LiveRuns(), log).since(run, 0)["ev"]
-
-
 def test_a_link_of_a_comparison_fills_the_form(host: EngineHost, log: RunLog) -> None:
     methods = ("scripted", {"max_draft_len": "5"}), ("corrupted", {"wrong_at": "99"})
     asked = begun(host, *methods, system="Be brief.", limits={"max_new_tokens": "9"})
