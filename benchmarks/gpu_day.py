@@ -44,13 +44,13 @@ from engine.drafters.base import BuildContext, Drafter
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.kernels.cuda.norms import fuse_norms
 from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
-from engine.metrics import first_divergence
+from engine.metrics import first_divergence, measure
 from engine.model.audit import audit
 from engine.model.clock import now, seconds
 from engine.model.loading import load_target, pick_device
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
-from engine.steps import End, Prefill, Step
+from engine.steps import End
 from engine.tree import TreeShape
 from engine.tuning.timing import synchronize
 from playground.host import paths
@@ -228,14 +228,10 @@ class GpuBenchmark:
         with ExitStack() as stack:
             num_waits = stack.enter_context(_waits(self.device)) if counts else lambda: None
             records = list(decode(target, drafter, prompt, limits=limits))
-        waits = num_waits()
-        steps = [record for record in records if isinstance(record, Step)]
-        first, end = records[0], records[-1]
-        assert isinstance(first, Prefill) and isinstance(end, End)
-        spent = steps[-1].at_s - first.ttft_s
-        mat = 1 + statistics.mean(step.num_accepted for step in steps)
-        speed = (len(end.output_ids) - 1) / spent
-        return TextRun(end.output_ids, speed, mat, None if waits is None else waits / len(steps))
+        waits, figures, end = num_waits(), measure(records), records[-1]
+        assert isinstance(end, End) and figures.tok_s is not None and figures.mat is not None
+        waits_per_step = None if waits is None else waits / figures.num_steps
+        return TextRun(end.output_ids, figures.tok_s, figures.mat, waits_per_step)
 
     # ---- a step's profile
 
