@@ -30,7 +30,7 @@ class Oracle(Drafter):
     """Drafts the known text; wrong from the token on at which `right(position)` is False.
 
     Attributes:
-        num_proposed, deepest: how often it was asked to draft, and how deep at most.
+        num_started, num_proposed: how often it was started, and asked to draft.
     """
 
     draft_ms = 0.2
@@ -41,7 +41,7 @@ class Oracle(Drafter):
     ) -> None:
         self._output, self._right, self._vocab = output, right, target.vocab_size
         self.tree = ChoiceTree.chain(depth)
-        self.num_started = self.num_proposed = self.deepest = 0
+        self.num_started = self.num_proposed = 0
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -50,7 +50,6 @@ class Oracle(Drafter):
 
     def propose(self, budget: Budget) -> Proposal:
         self.num_proposed += 1
-        self.deepest = max(self.deepest, budget.depth)
         at = len(self.text) - self._num_prompt
         assert self.text[-1] == self._output[at - 1], "it was not told of every step"
         tokens = [self.text[-1]]
