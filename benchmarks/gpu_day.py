@@ -47,7 +47,8 @@ from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
 from engine.metrics import first_divergence, measure
 from engine.model.audit import audit
 from engine.model.clock import now, seconds
-from engine.model.loading import load_target, pick_device
+from engine.model.loading import load_target
+from engine.model.plan import pick_device
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End

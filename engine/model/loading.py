@@ -1,4 +1,4 @@
-"""Loads a target: locate, check memory, read weights and tokenizer, prepare its attention."""
+"""Loads a target by its plan: reads weights and tokenizer, and chooses the fastest forward."""
 
 from __future__ import annotations
 
@@ -10,28 +10,22 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from ctypes import CDLL
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import transformers
-from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from engine.errors import ConfigError, OutOfMemoryError, TargetError, validate_choice
 from engine.kernels.cpu import native
-from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, find_compiler, full_library, library
+from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, full_library, library
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
-    can_read,
     divide_frequencies,
     end_ids,
-    extract_config,
     fast_gguf_reader,
     read_extracted_tokenizer,
-    unsupported_reason,
 )
 from engine.kernels.cpu.operators import needs_rare_formats, pack_native
 from engine.kernels.cpu.packed_model import (
@@ -45,36 +39,22 @@ from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.kernels.cuda.norms import fuse_norms
 from engine.model.audit import check_packed, forward_mismatch, plain_step_s, reference_logits
-from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
-from engine.model.packed import Packed, can_pack, num_weights, pack
-from engine.model.placement import (
-    Placement,
-    all_free_bytes,
-    first_device,
-    free_bytes,
-    is_placement,
-    place_layers,
-)
+from engine.model.packed import Packed, can_pack, pack
+from engine.model.placement import Placement
+from engine.model.plan import LoadPlan, plan_loading
 from engine.model.reading import (
-    empty_model,
     freeze_imports,
-    read_config,
     read_tokenizer,
     read_weights,
     report_progress,
     translate_errors,
     trim_memory,
 )
-from engine.model.sources import ProgressCallback, TargetSpec, Weights, disable_telemetry, locate
+from engine.model.sources import ProgressCallback, TargetSpec
 from engine.model.target import Target
-from engine.safe_text import short
 
 LOG = logging.getLogger(__name__)
-DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
-"""`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own kept as stored; CPU only."""
-WEIGHT_BITS = {"q8": 8, "q4": 4}
-Destination = torch.device | Placement
 
 
 def load_target(
@@ -104,34 +84,32 @@ def load_target(
     freeze_imports()
     disable_progress_bar()  # `progress` replaces it
     set_verbosity_error()
-    disable_telemetry()
-    where = pick_device(first_device(device))
-    pick_dtype(dtype, where)
-    report(f"Looking for {spec.title or spec.name}", None)
-    weights = locate(spec, cache_dir, report)
+    plan = plan_loading(
+        spec,
+        dtype=dtype,
+        device=device,
+        cache_dir=cache_dir,
+        find_kernels=functools.partial(_compiled_kernels, spec, cache_dir),
+        report=report,
+    )
+    file = plan.file
     with translate_errors(spec):
-        file, num_bytes = open_weights(weights)
-        plan = _quantization_plan(spec, file, dtype, device, cache_dir)
-        torch_dtype = torch.bfloat16 if plan is not None else pick_dtype(dtype, where)
-        report("Reading its config and tokenizer", 0.1)
-        source = weights if file is None else extract_config(file, weights, cache_dir)
-        config = read_config(source)
-        empty = empty_model(config, num_bytes, spec.name, dtype=torch_dtype)
-        needed = needed_bytes(num_weights(empty), torch_dtype, plan.bits if plan else None, file)
-        place = _destination(spec, empty, needed, torch_dtype, device)
-        tokenizer = (read_tokenizer if file is None else read_extracted_tokenizer)(source)
-        reason = None
-        if plan is None and isinstance(place, torch.device) and place.type == "cpu":
-            plan, reason = _native_plan(spec, empty, cache_dir)
-        model, remark = _read_model(spec, weights, empty, file, plan, torch_dtype, place, report)
+        place = plan.destination()
+        tokenizer = (read_tokenizer if file is None else read_extracted_tokenizer)(plan.source)
+        model, remark = _read_model(plan, place, report)
     if file is not None and model.generation_config is not None:
         model.generation_config.eos_token_id = end_ids(file, tokenizer)
     report("Preparing it for this device", 0.95)
-    provenance = _provenance(spec, weights, config)
-    make_target = functools.partial(Target, model, tokenizer, name=spec.name, provenance=provenance)
-    target = _choose_forward(make_target, spec, plan, reason)
-    no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
-    if remark := remark or (NO_COMPILER if no_compiler and spec.native_kernels != "off" else ""):
+    make_target = functools.partial(
+        Target,
+        model,
+        tokenizer,
+        name=spec.name,
+        provenance=_provenance(plan),
+        dtype_name=plan.dtype_name,
+    )
+    target = _choose_forward(make_target, plan)
+    if remark := remark or (NO_COMPILER if plan.reason == NO_COMPILER else ""):
         target.provenance["remark"] = f"{target.name} runs slowly: {remark}."
     trim_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
@@ -139,49 +117,32 @@ def load_target(
     return target
 
 
-def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, Any]:
-    """What identifies the weights, for the run log."""
-    revision = weights.revision or getattr(config, "_commit_hash", None)
-    random = {} if spec.random is None else {"random_weights": True}
-    return {"weights": weights.fingerprint, "revision": revision, **random}
+def _compiled_kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None) -> CDLL:
+    """The compiled kernels, with rare formats if the file needs them.
 
-
-def _destination(
-    spec: TargetSpec,
-    model: transformers.PreTrainedModel,
-    needed: int,
-    dtype: torch.dtype,
-    device: str,
-) -> Destination:
-    """Where to load a model of `needed` bytes; OutOfMemoryError where it does not fit."""
-    if is_placement(device):
-        return place_layers(model, device, dtype, all_free_bytes())
-    where = pick_device(device)
-    free = free_bytes(where)
-    if free is not None and needed > free:
-        raise OutOfMemoryError(
-            f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "
-            f"{str(dtype).removeprefix('torch.')}, but {where} has {free / 2**30:.1f} GiB free. "
-            "Choose a smaller model, a smaller dtype or another device."
-        )
-    return where
-
-
-def _choose_forward(
-    make_target: Callable[..., Target],
-    spec: TargetSpec,
-    plan: PackingPlan | None,
-    reason: str | None,
-) -> Target:
-    """The target with its device's fastest forward, or with modules where that is inaccurate.
-
-    Args:
-        reason: why the kernels do not run a model in floats.
+    Raises NoKernels: they are switched off, or cannot be used here.
     """
-    make_target = functools.partial(make_target, dtype_name=plan and plan.dtype_name)
+    if spec.native_kernels == "off":
+        raise NoKernels("switched off")
+    try:
+        return full_library(cache_dir) if file and needs_rare_formats(file) else library(cache_dir)
+    except NoKernels as error:
+        LOG.warning("%s runs without the compiled kernels: %s", spec.name, error)
+        raise
+
+
+def _provenance(plan: LoadPlan) -> dict[str, Any]:
+    """What identifies the weights, for the run log."""
+    revision = plan.weights.revision or getattr(plan.config, "_commit_hash", None)
+    random = {} if plan.spec.random is None else {"random_weights": True}
+    return {"weights": plan.weights.fingerprint, "revision": revision, **random}
+
+
+def _choose_forward(make_target: Callable[..., Target], plan: LoadPlan) -> Target:
+    """The target with its device's fastest forward, or with modules where that is inaccurate."""
     by_modules = make_target()
     provenance = by_modules.provenance  # all targets' that are made
-    forward, note = _fast_forward(spec, by_modules.model, plan, reason)
+    forward, note = _fast_forward(by_modules.model, plan)
     provenance |= note
     if forward is None:
         return by_modules
@@ -208,115 +169,53 @@ def _choose_forward(
     return by_modules
 
 
-def open_weights(weights: Weights) -> tuple[GGUFFile | None, int | None]:
-    """The GGUF file, if it is one, and the bytes of the weights, if they are on this machine.
-
-    Raises ConfigError, SourceError: a file is damaged or invalid.
-    """
-    if weights.local and weights.gguf_file is None:
-        return None, check_folder(Path(weights.location))
-    name = weights.gguf_file or "config.json"
-    path = Path(weights.location) / name
-    if not weights.local:
-        path = Path(cached_file(weights.location, name, revision=weights.revision) or name)
-    if weights.gguf_file is None:
-        check_sizes(read_settings(path), weights.location)
-        return None, None
-    file = GGUFFile(path)
-    return file, file.num_bytes
-
-
-def unsupported_architecture(file: GGUFFile) -> str | None:
-    """Why transformers cannot load a file's architecture; None where it can."""
-    fault = f"transformers cannot read GGUF files of the architecture {file.architecture}."
-    return None if can_read(file.architecture) else fault
-
-
-def kernel_support(
-    file: GGUFFile | None, empty: transformers.PreTrainedModel | None
-) -> tuple[bool, str | None]:
-    """Whether the compiled kernels can be used here, and why they do not run this model.
-
-    Args:
-        empty: without a file, the model on the `meta` device; None = it cannot be created.
-    """
-    if find_compiler() is None:
-        return False, NO_COMPILER
-    if file is not None:
-        return True, unsupported_reason(file)
-    return True, None if empty is None else native.unsupported_reason(empty)
-
-
-def needed_bytes(count: int, dtype: torch.dtype, bits: int | None, file: GGUFFile | None) -> int:
-    """Bytes of a model's weights in memory.
-
-    Args:
-        bits: of quantized matrices; a quantized file's keep the file's size. None = floats.
-    """
-    if bits is None:
-        return count * dtype.itemsize
-    return file.num_bytes if file is not None and file.bits is not None else count * (bits + 1) // 8
-
-
 def _read_model(
-    spec: TargetSpec,
-    weights: Weights,
-    empty: transformers.PreTrainedModel,
-    file: GGUFFile | None,
-    plan: PackingPlan | None,
-    dtype: torch.dtype,
-    where: Destination,
-    report: ProgressCallback,
+    plan: LoadPlan, where: torch.device | Placement, report: ProgressCallback
 ) -> tuple[transformers.PreTrainedModel, str]:
     """The model on its device, packed tensor by tensor if the kernels run it.
-
-    Args:
-        empty: the model on the `meta` device; receives the packed matrices.
 
     Returns:
         The model, and why a file's quantized matrices are loaded as floats, else "".
     """
     trim_memory()  # reading a large vocabulary took more than the tokenizer holds
-    model, remark = None, ""
+    file, model, remark = plan.file, None, ""
 
     def report_share(done: float) -> None:
         report("Loading weights", 0.3 + 0.6 * done)
 
     with report_progress(report_share):
-        if plan is not None:
+        if plan.bits is not None:
             try:
-                model = load_packed(empty, _tensors(weights, empty, file, plan), report_share)
+                model = load_packed(plan.empty, _tensors(plan), report_share)
             except UnmappedTensor as error:
-                LOG.info("%s is loaded as floats: %s", spec.name, error)
+                LOG.info("%s is loaded as floats: %s", plan.spec.name, error)
                 if file is not None and file.bits is not None:
                     remark = f"its file is loaded as floats, because {error}"
         if model is None:
             with contextlib.nullcontext() if file is None else fast_gguf_reader(file):
-                model = _read_floats(spec, weights, dtype, where)
+                model = _read_floats(plan, where)
     if file is not None:
         divide_frequencies(model, file)
     prepare_attention(model)
     return model, remark
 
 
-def _read_floats(
-    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: Destination
-) -> transformers.PreTrainedModel:
+def _read_floats(plan: LoadPlan, where: torch.device | Placement) -> transformers.PreTrainedModel:
     if not isinstance(where, Placement):
-        model = read_weights(spec, weights, dtype)
+        model = read_weights(plan.spec, plan.weights, plan.dtype)
         model.to(where)  # type: ignore[arg-type]
         return model
     folder = tempfile.mkdtemp(prefix="offloaded-")
     placing = {"device_map": dict(where.device_map), "offload_folder": folder}
-    model = read_weights(spec, weights, dtype, **placing)
+    model = read_weights(plan.spec, plan.weights, plan.dtype, **placing)
     weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
     return model
 
 
-def _tensors(
-    weights: Weights, empty: transformers.PreTrainedModel, file: GGUFFile | None, plan: PackingPlan
-) -> CheckpointTensors:
+def _tensors(plan: LoadPlan) -> CheckpointTensors:
     """The checkpoint's tensors, for packing; UnmappedTensor if they do not match the model's."""
+    file, empty, weights = plan.file, plan.empty, plan.weights
+    assert plan.kernels is not None and plan.bits is not None
     if file is not None:
         return GGUFTensors(empty, file, plan.kernels, 16 if file.bits is not None else plan.bits)
     from transformers import GenerationConfig
@@ -333,10 +232,7 @@ def _tensors(
 
 
 def _fast_forward(
-    spec: TargetSpec,
-    model: transformers.PreTrainedModel,
-    plan: PackingPlan | None,
-    reason: str | None,
+    model: transformers.PreTrainedModel, plan: LoadPlan
 ) -> tuple[Forward | None, dict[str, str]]:
     """A fast forward for the model's device, and further entries of the run log.
 
@@ -346,152 +242,19 @@ def _fast_forward(
         return None, {"placement": "several devices, one after another"}
     if model.device.type != "cpu":
         fuse_norms(model)
-        reason = "switched off" if spec.cuda_graphs == "off" else runner.unsupported_reason(model)
+        reason = (
+            "switched off" if plan.spec.cuda_graphs == "off" else runner.unsupported_reason(model)
+        )
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}
-    if plan is None:
-        note = {"native_kernels": f"not used: {reason}"}
+    note = {} if plan.reason is None else {"native_kernels": f"not used: {plan.reason}"}
+    if plan.bits is None or plan.kernels is None:
         if not can_pack(model.dtype):
             return None, note
         pack(model)
         return ModulesForward(model, weights="packed"), note
     if not any(isinstance(module, Packed) for module in model.modules()):
         pack_native(model, plan.kernels, plan.bits)
-    weights = plan.dtype_name or ""
-    reason = native.unsupported_reason(model)
-    if reason is None:
-        return native.NativeForward(model, weights=weights), {}
-    return ModulesForward(model, weights=weights), {"native_kernels": f"not used: {reason}"}
-
-
-def _kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None = None) -> CDLL:
-    """The compiled kernels, with rare formats if the file needs them.
-
-    Raises NoKernels: they are switched off, or cannot be used here.
-    """
-    if spec.native_kernels == "off":
-        raise NoKernels("switched off")
-    return full_library(cache_dir) if file and needs_rare_formats(file) else library(cache_dir)
-
-
-@dataclass(frozen=True, slots=True)
-class PackingPlan:
-    """The minimum bits per matrix weight, and the kernels that pack and multiply matrices."""
-
-    bits: int
-    kernels: CDLL
-
-    @property
-    def dtype_name(self) -> str | None:
-        """`q8` or `q4`; None for floats."""
-        return f"q{self.bits}" if self.bits < 16 else None
-
-
-def _native_plan(
-    spec: TargetSpec, model: transformers.PreTrainedModel, cache_dir: Path
-) -> tuple[PackingPlan | None, str | None]:
-    """How the kernels pack a model in bfloat16; or why they do not run it."""
-    reason = native.unsupported_reason(model)
-    if reason is None:
-        try:
-            return PackingPlan(16, _kernels(spec, cache_dir)), None
-        except NoKernels as error:
-            reason = str(error)
-            if spec.native_kernels != "off":
-                LOG.warning("%s runs without the compiled kernels: %s", spec.name, reason)
-    return None, reason
-
-
-def _quantization_plan(
-    spec: TargetSpec, file: GGUFFile | None, dtype: str, device: str, cache_dir: Path
-) -> PackingPlan | None:
-    """How quantized matrices are packed; None where the matrices are floats.
-
-    Raises:
-        ConfigError: the file's matrices have more bits than `dtype`, or quantized weights are
-            requested on several devices.
-        TargetError: `dtype` is quantized, and the kernels cannot be used here.
-    """
-    bits_of_dtype = WEIGHT_BITS.get(dtype)
-    if is_placement(device):
-        if bits_of_dtype is None:
-            return None
-        raise ConfigError(
-            f"dtype {dtype} runs on one device only, got device {device}. Choose bfloat16 or "
-            "another device."
-        )
-    on_processor = pick_device(device).type == "cpu"
-    if bits_of_dtype is None and (dtype != "auto" or file is None or not on_processor):
-        return None
-    try:
-        kernels = _kernels(spec, cache_dir, file)
-    except NoKernels as error:
-        if bits_of_dtype is None:
-            return None
-        raise TargetError(
-            f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
-            "bfloat16 or float32."
-        ) from error
-    bits = packed_bits(spec, file, dtype)
-    return None if bits is None else PackingPlan(bits, kernels)
-
-
-def packed_bits(spec: TargetSpec, file: GGUFFile | None, dtype: str) -> int | None:
-    """Minimum bits per matrix weight where matrices are packed; None where they are floats.
-
-    Raises ConfigError: the file's matrices have more bits than `dtype`.
-    """
-    own_bits, bits = None if file is None else file.bits, WEIGHT_BITS.get(dtype)
-    if bits is not None and bits < (own_bits or 0):
-        raise ConfigError(
-            f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {own_bits} bits. "
-            f"Choose q{own_bits}, or auto."
-        )
-    return own_bits or bits
-
-
-def pick_device(name: str) -> torch.device:
-    """The device that a setting names; ConfigError if it does not exist here."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    allowed = "device must be auto, cpu, cuda, cuda:N, balanced or a list like cuda:0,cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"{allowed}, got {short(name)}.") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not count:
-            raise ConfigError(f"device is {name}, but torch sees no CUDA device. Use cpu or auto.")
-        if (device.index or 0) >= count:
-            raise ConfigError(f"device is {name}, but there are cuda:0 to cuda:{count - 1} only.")
-    elif device.type != "cpu" or device.index:
-        # An accelerator that this build of torch supports here, such as `mps` or `xpu`?
-        available = torch.accelerator.current_accelerator(check_available=True)
-        if available is None or device.type != available.type:
-            raise ConfigError(f"{allowed}, got {short(name)}.")
-    return device
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of a setting; for `q8` and `q4`, that of everything but matrices.
-
-    Raises ConfigError: it is not one of `DtypeName`, or not available on this device.
-    """
-    validate_choice("dtype", name, get_args(DtypeName))
-    if name in WEIGHT_BITS:
-        if device.type != "cpu":
-            raise ConfigError(
-                f"dtype {name} runs on the processor only, got device {device}. Use cpu."
-            )
-        return torch.bfloat16
-    if name != "auto":
-        dtype = getattr(torch, name)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    flags = torch.cpu.get_capabilities()
-    has_bf16 = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
-    return torch.bfloat16 if has_bf16 else torch.float32
+    make_forward = ModulesForward if plan.reason else native.NativeForward
+    return make_forward(model, weights=plan.dtype_name or ""), note

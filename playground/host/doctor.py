@@ -19,8 +19,8 @@ from engine.kernels.cpu.compile import (
     find_compiler,
     library,
 )
-from engine.model.loading import pick_device
 from engine.model.placement import free_bytes
+from engine.model.plan import pick_device
 from engine.model.target import cpu_name
 from engine.safe_text import cpu_flags
 from playground.host.environment import NVIDIA_DRIVER, machine

@@ -13,8 +13,8 @@ from engine.drafters.heads.checkpoint import method_of
 from engine.drafters.heads.medusa import count_heads
 from engine.errors import PlaygroundError
 from engine.kernels.cpu.gguf import GGUFFile
+from engine.kernels.cpu.gguf_model import can_read
 from engine.model.checkpoints import tensor_names
-from engine.model.loading import unsupported_architecture
 from engine.model.sources import TargetSpec
 from presets import MethodPreset
 
@@ -90,7 +90,7 @@ def _is_model(spec: TargetSpec) -> bool:
     except PlaygroundError:
         return False
     is_whole = file.metadata.get("general.type", "model") == "model"  # else an adapter, say
-    return is_whole and unsupported_architecture(file) is None
+    return is_whole and can_read(file.architecture)
 
 
 def num_bytes(spec: TargetSpec) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 import presets
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
-from engine.model.loading import WEIGHT_BITS, load_target, pick_dtype
+from engine.model.loading import load_target
+from engine.model.plan import WEIGHT_BITS, pick_dtype
 from engine.model.sources import Locate, ProgressCallback, TargetSpec, file_fingerprint
 from engine.model.target import Target
 from engine.tuning.controller import build_drafter

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, Strict
 from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PromptError, validate_choice
-from engine.model.loading import DtypeName
+from engine.model.plan import DtypeName
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from

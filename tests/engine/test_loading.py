@@ -25,11 +25,12 @@ from engine.errors import (
     SourceError,
     TargetError,
 )
-from engine.model import loading
+from engine.model import plan
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
 from engine.model.forward import prepare_attention
-from engine.model.loading import load_target, pick_device
+from engine.model.loading import load_target
+from engine.model.plan import pick_device
 from engine.model.reading import empty_model, load_error
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -152,7 +153,7 @@ def test_transformers_exceptions_become_a_sentence(
 def test_a_model_that_does_not_fit_is_refused_with_both_sizes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "free_bytes", lambda device: 1 << 10)
+    monkeypatch.setattr(plan, "free_bytes", lambda device: 1 << 10)
     with pytest.raises(OutOfMemoryError) as caught:
         load_tiny(folder)
     assert "GiB" in str(caught.value) and "0.0 GiB free" in str(caught.value)

@@ -77,16 +77,6 @@ def can_read(architecture: str) -> bool:
     return architecture in theirs.GGUF_SUPPORTED_ARCHITECTURES
 
 
-def unsupported_reason(file: GGUFFile) -> str | None:
-    """Why the kernels do not run a file's model, judging by its header; None if they do."""
-    name = file.architecture
-    if file.metadata.get(f"{name}.expert_count"):
-        return "its layers have experts, which transformers' modules compute in floats"
-    if name not in INTERLEAVED | OFFSET_NORMS | IDENTICAL:
-        return f"models of the architecture {name} are computed by transformers' modules"
-    return None
-
-
 @contextlib.contextmanager
 def fast_gguf_reader(file: GGUFFile) -> Iterator[None]:
     """Makes transformers read this file by `GGUFFile`: its own reader takes ten seconds.

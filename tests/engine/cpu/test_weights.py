@@ -11,8 +11,8 @@ from torch import nn
 
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
-from engine.model.loading import pick_dtype
 from engine.model.packed import PackedLinear, can_pack, pack
+from engine.model.plan import pick_dtype
 from tests.engine.cpu.targets import (
     VARIANTS,
     deviation,

@@ -10,7 +10,7 @@ import torch
 
 from engine.kernels.cuda.runner import ROWS, GraphRunner, StaticInputs, row_bucket
 from engine.kernels.cuda.static_cache import context_bucket
-from engine.model import loading
+from engine.model import loading, plan
 from engine.model.audit import forward_mismatch, reference_logits
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
@@ -63,7 +63,7 @@ def test_loading_keeps_what_is_faster_and_says_so(
     def step_s(target: Target) -> float:
         return seconds["graphs" if isinstance(target._forward, GraphRunner) else "operators"]
 
-    monkeypatch.setattr(loading, "pick_device", lambda name: torch.device(name))
+    monkeypatch.setattr(plan, "pick_device", lambda name: torch.device(name))
     monkeypatch.setattr(loading, "CudaGraphs", lambda device: Tape())
     monkeypatch.setattr(loading, "plain_step_s", step_s)
     spec = TargetSpec(name="tiny", path=str(save_tiny(tmp_path / "tiny")))
