@@ -28,7 +28,7 @@ ONE_FILE = {
     "engine/grammar.py": {"llguidance"},
     "engine/kernels/cpu/gguf.py": {"gguf"},
     "engine/kernels/cpu/gguf_model.py": {"gguf"},
-    "engine/model/placement.py": {"accelerate"},
+    "engine/model/placement.py": {"accelerate", "psutil"},
     "engine/model/random_weights.py": {"tokenizers"},
     "engine/training/corpus/writer.py": {"filelock"},
 }

@@ -28,7 +28,7 @@ class TargetFacts:
     Attributes:
         dtype: in which it would be loaded: `q4`, `bfloat16`, …
         num_bytes: memory that its weights need.
-        free_bytes: of the device; None = unknown.
+        free_bytes: of the device; None = several devices, see `shares`.
         licence: from the file or the model card; None where neither names one.
         slow: why the compiled kernels do not run it; None where they do, or on other devices.
         quantization: types of a GGUF file's matrices, by number of weights.

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 import torch
 import transformers
 
@@ -135,16 +134,11 @@ def all_free_bytes() -> dict[str, int]:
     """Free bytes of every CUDA device and of the CPU, by name."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [*(f"cuda:{i}" for i in range(count)), "cpu"]
-    free_by_device = {name: free_bytes(torch.device(name)) for name in names}
-    return {name: 1 << 62 if free is None else free for name, free in free_by_device.items()}
+    return {name: free_bytes(torch.device(name)) for name in names}
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Free bytes of a device; None where unknown."""
+def free_bytes(device: torch.device) -> int:
+    """Free bytes of a device; of one that is not CUDA's, those of the machine."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    return int(psutil.virtual_memory().available)

@@ -100,7 +100,7 @@ class LoadPlan:
             return place_layers(self.empty, self.device, self.dtype, all_free_bytes())
         where = pick_device(self.device)
         free = free_bytes(where)
-        if free is not None and self.num_bytes > free:
+        if self.num_bytes > free:
             raise OutOfMemoryError(
                 f"{self.spec.name} needs about {self.num_bytes / 2**30:.1f} GiB for its weights in "
                 f"{self.stored_dtype}, but {where} has {free / 2**30:.1f} GiB free. Choose a "

@@ -63,7 +63,7 @@ def diagnose(cache_dir: Path, device: str = "auto") -> Diagnosis:
             "number of cores."
         )
     kernels = _kernels(cache_dir, advice) if where.type == "cpu" else f"torch's for {where.type}"
-    free = (free_bytes(where) or 0) / GIB
+    free = free_bytes(where) / GIB
     if free < MIN_FREE_GIB:
         advice.append(f"{free:.1f} GiB of memory are free: close other programs.")
     other = "an accelerator that this program has not been tried on"
