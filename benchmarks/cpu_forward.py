@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from typing import Literal
 from unittest.mock import patch
 
 import torch
@@ -43,7 +42,7 @@ def main() -> None:
     )
     targets: dict[str, Target] = {}
     for dtype in options.dtypes.split(","):
-        packed = _load(options.target, dtype, native="off")
+        packed = _load(options.target, dtype, native=False)
         targets[f"{dtype} modules"] = _modules(packed)
         targets[f"{dtype} packed"] = packed
         native = _load(options.target, dtype)
@@ -60,7 +59,7 @@ def main() -> None:
     _curve(targets, options.context, [int(n) for n in options.rows.split(",")], options.rounds)
 
 
-def _load(name: str, dtype: str, native: Literal["auto", "off"] = "auto") -> Target:
+def _load(name: str, dtype: str, *, native: bool = True) -> Target:
     spec = presets.resolve(name).model_copy(update={"native_kernels": native})
     return load(spec, dtype, "cpu")
 

@@ -122,7 +122,7 @@ def _compiled_kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None) 
 
     Raises NoKernels: they are switched off, or cannot be used here.
     """
-    if spec.native_kernels == "off":
+    if not spec.native_kernels:
         raise NoKernels("switched off")
     try:
         return full_library(cache_dir) if file and needs_rare_formats(file) else library(cache_dir)
@@ -242,9 +242,8 @@ def _fast_forward(
         return None, {"placement": "several devices, one after another"}
     if model.device.type != "cpu":
         fuse_norms(model)
-        reason = (
-            "switched off" if plan.spec.cuda_graphs == "off" else runner.unsupported_reason(model)
-        )
+        may_capture = plan.spec.cuda_graphs
+        reason = runner.unsupported_reason(model) if may_capture else "switched off"
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}

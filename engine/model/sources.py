@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from safetensors import SafetensorError
 
 from engine.config import Settings
@@ -96,19 +96,12 @@ class TargetSpec(Settings):
     recurrent: bool = Field(
         False, description="has layers with a recurrent state, which engines treat differently"
     )
-    cuda_graphs: Literal["auto", "off"] = Field(
-        "auto", description="on CUDA: verify by CUDA graphs where they can be captured"
+    cuda_graphs: bool = Field(
+        True, description="on CUDA: verify by CUDA graphs where they can be captured"
     )
-
-    native_kernels: Literal["auto", "off"] = Field(
-        "auto", description="on processors with AVX-512 bf16: run bfloat16 by compiled kernels"
+    native_kernels: bool = Field(
+        True, description="on processors: run models in bfloat16, q8 and q4 by compiled kernels"
     )
-
-    @field_validator("cuda_graphs", "native_kernels", mode="before")
-    @classmethod
-    def _off(cls, value: object) -> object:
-        # YAML reads a bare `off` as false.
-        return "off" if value is False else value
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

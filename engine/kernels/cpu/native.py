@@ -41,7 +41,8 @@ def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:
     if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers.models."):
         return f"{kind.__name__} is computed by transformers' modules"
     if model.dtype != torch.bfloat16:
-        return f"they compute in bfloat16, not {str(model.dtype).removeprefix('torch.')}"
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"the compiled kernels compute in bfloat16, not {dtype}"
     if _activation(config) not in ACTIVATIONS:
         return f"its activation is {_activation(config)}, not silu or gelu_pytorch_tanh"
     if getattr(config, "use_bidirectional_attention", False):

@@ -41,7 +41,7 @@ def test_without_kernels_torch_does_the_work_and_the_log_says_why(
     target = load_tiny(tiny, "bfloat16")
     assert target.environment()["forward"] == "native" and target.notes == ()
     assert "native_kernels" not in target.environment()
-    environment = load_tiny(tiny, "bfloat16", native_kernels="off").environment()
+    environment = load_tiny(tiny, "bfloat16", native_kernels=False).environment()
     assert environment["native_kernels"] == "not used: switched off"
     assert environment["forward"] != "native"
     library.cache_clear()

@@ -100,7 +100,7 @@ def test_any_model_can_be_given_codes_on_loading(dtype: str, most: float, tmp_pa
 def test_codes_need_the_kernels_and_the_processor(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(TargetError, match="needs the compiled kernels, which .* switched off"):
-        load_tiny(path, "q4", native_kernels="off")
-    assert load_tiny(path, "auto", native_kernels="off").dtype_name != "q4"
+        load_tiny(path, "q4", native_kernels=False)
+    assert load_tiny(path, "auto", native_kernels=False).dtype_name != "q4"
     with pytest.raises(ConfigError, match="on the processor only"):
         pick_dtype("q4", torch.device("cuda"))
