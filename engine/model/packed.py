@@ -153,10 +153,9 @@ def replace_linears(module: nn.Module, make: Callable[[nn.Linear], PackedLinear 
 
 
 def pack(model: transformers.PreTrainedModel) -> None:
-    """Let oneDNN reorder the model's matrices, where it supports their dtype.
+    """Let oneDNN reorder the model's matrices, whose dtype it supports (`can_pack`).
 
     The output matrix is kept packed and plain: embedding, drafters and trainers read its rows.
     """
-    if can_pack(model.dtype):
-        output = model.get_output_embeddings()
-        replace_linears(model, lambda plain: OneDNNLinear(plain, keep=plain is output))
+    output = model.get_output_embeddings()
+    replace_linears(model, lambda plain: OneDNNLinear(plain, keep=plain is output))

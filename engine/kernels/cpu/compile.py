@@ -63,10 +63,7 @@ def library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> cty
     Raises NoKernels: unsupported CPU, no compiler, or compiling failed.
     """
     loaded = _load(cache_dir, instructions, MAIN)
-    try:
-        loaded.scratch_bytes.restype = loaded.packed_bytes.restype = ctypes.c_int64
-    except AttributeError as error:
-        raise NoKernels(f"they could not be loaded: {first_line(error)}") from error
+    loaded.scratch_bytes.restype = loaded.packed_bytes.restype = ctypes.c_int64
     _LOADED.append(loaded)
     return loaded
 

@@ -165,16 +165,13 @@ class GGUFTensors(CheckpointTensors):
     """A GGUF file's tensors, in their own quantization."""
 
     def __init__(
-        self, model: transformers.PreTrainedModel, file: GGUFFile, kernels: CDLL, bits: int = 16
+        self, model: transformers.PreTrainedModel, file: GGUFFile, kernels: CDLL, bits: int
     ) -> None:
         """Map the model's names to the file's.
 
-        Args:
-            bits: to quantize the file's float tensors to: 16 = not at all.
-
         Raises UnmappedTensor: the file's tensors do not match the model's one to one.
         """
-        self._file, self._bits = file, bits
+        self._file = file
         config = model.config.get_text_config()
         self._process = _value_rule(file.architecture, config)
         archs = [arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture]
@@ -188,18 +185,16 @@ class GGUFTensors(CheckpointTensors):
             if gguf_name is not None and f"{gguf_name}.{suffix}" in file.entries:
                 names[name] = f"{gguf_name}.{suffix}"
         unused = file.entries.keys() - set(names.values()) - {ROPE_FACTORS}
-        super().__init__(model, names | {name: name for name in unused}, kernels)
+        super().__init__(model, names | {name: name for name in unused}, kernels, bits)
 
-    def _pack(self, source: str, bias: Tensor | None, is_vocab: bool) -> Matrix:
+    def _pack(self, source: str, bias: Tensor | None, bits: int) -> Matrix:
         """Packed in 8 bits where the kernels lack the file's type."""
-        matrix = None
-        bits = max(self._bits, 8) if is_vocab else self._bits
-        if bits == 16 or GGML_TYPES[self._file.entries[source].type_id].bits < 16:
-            bits = 8
-            with self._file.tensor(source) as raw:
-                order = self._order(source, raw.shape[0])
-                matrix = Matrix.from_gguf(self.kernels, raw, bias, order=order)
-        return matrix or Matrix.of(self.kernels, self._values(source), bias, bits=bits)
+        if bits < 16 <= GGML_TYPES[self._file.entries[source].type_id].bits:
+            return super()._pack(source, bias, bits)
+        with self._file.tensor(source) as raw:
+            order = self._order(source, raw.shape[0])
+            matrix = Matrix.from_gguf(self.kernels, raw, bias, order=order)
+        return matrix or super()._pack(source, bias, 8)
 
     def _values(self, source: str) -> Tensor:
         values = self._process(self._file.floats(source), source)

@@ -28,17 +28,22 @@ class CheckpointTensors(ABC):
     """A checkpoint's tensors by the names of a model's parameters."""
 
     def __init__(
-        self, model: transformers.PreTrainedModel, names: Mapping[str, str], kernels: CDLL
+        self,
+        model: transformers.PreTrainedModel,
+        names: Mapping[str, str],
+        kernels: CDLL,
+        bits: int,
     ) -> None:
         """Prepare to pack.
 
         Args:
             names: a parameter's name → its tensor's; tied ones may be missing. Tensors without a
                 parameter are listed by their own names.
+            bits: to quantize float matrices to; 16 = bfloat16.
 
         Raises UnmappedTensor: a parameter has no tensor, or a tensor has no parameter.
         """
-        self.kernels, self._names = kernels, dict(names)
+        self.kernels, self._names, self._bits = kernels, dict(names), bits
         for name, source in model.all_tied_weights_keys.items():
             for one, other in ((name, source), (source, name)):
                 if one not in self._names and other in self._names:
@@ -59,7 +64,8 @@ class CheckpointTensors(ABC):
         source = self._names[name]
         if source in self._packed and bias is None:
             return self._packed[source]
-        matrix = self._pack(source, bias, is_vocab)
+        # The vocabulary's matrices have at least 8 bits: they affect the probabilities most.
+        matrix = self._pack(source, bias, max(self._bits, 8) if is_vocab else self._bits)
         self._check(name, matrix.shape)
         self._packed[source] = matrix
         return matrix
@@ -73,9 +79,9 @@ class CheckpointTensors(ABC):
         if self._shapes[name] != shape:
             raise UnmappedTensor(f"{name} is {shape}, but by its config {self._shapes[name]}")
 
-    @abstractmethod
-    def _pack(self, source: str, bias: Tensor | None, is_vocab: bool) -> Matrix:
+    def _pack(self, source: str, bias: Tensor | None, bits: int) -> Matrix:
         """The checkpoint's tensor of that name, packed."""
+        return Matrix.of(self.kernels, self._values(source), bias, bits=bits)
 
     @abstractmethod
     def _values(self, source: str) -> Tensor:
@@ -88,7 +94,6 @@ class SafetensorsTensors(CheckpointTensors):
     def __init__(
         self, model: transformers.PreTrainedModel, files: Iterable[str], kernels: CDLL, bits: int
     ) -> None:
-        self._bits = bits
         self._files: dict[str, str] = {}
         for file in files:
             with safe_open(file, framework="pt") as stored:
@@ -97,12 +102,7 @@ class SafetensorsTensors(CheckpointTensors):
             raise UnmappedTensor("it has no safetensors files")
         if getattr(model.config, "quantization_config", None) is not None:
             raise UnmappedTensor("its tensors are quantized")
-        super().__init__(model, {name: name for name in self._files}, kernels)
-
-    def _pack(self, source: str, bias: Tensor | None, is_vocab: bool) -> Matrix:
-        # The vocabulary's matrices have at least 8 bits: they affect the probabilities most.
-        bits = max(self._bits, 8) if is_vocab else self._bits
-        return Matrix.of(self.kernels, self._values(source), bias, bits=bits)
+        super().__init__(model, {name: name for name in self._files}, kernels, bits)
 
     def _values(self, source: str) -> Tensor:
         # An open file keeps the pages read in memory.
