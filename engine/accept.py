@@ -41,7 +41,7 @@ class VerifiedTree:
         logits: `(n, vocab)`; row i is the target's output after node i.
         dists: distributions of sampled drafts, None for deterministic ones.
         best: argmax of every row's logits, extra rows included, if it is known.
-        logsumexp: `(n,)` float32, logsumexp of the logits, if it is known.
+        logsumexp: of the same rows, float32, if it is known.
         target_probs: as `token_probs` returns them, if they are known.
         largest: `(n,)` logits at `best`, if they are known.
         draft_probs: as `Proposal.token_probs` returns them, if they were read with the rest.
@@ -65,15 +65,13 @@ class VerifiedTree:
 
         Waits for the device once.
         """
-        n = len(proposal.shape)
-        logits = output.logits[:n]
+        logits = output.logits[: len(proposal.shape)]
         if logits.device.type != "cpu":
             columns = rule.columns(proposal, logits, draws) if isinstance(rule, Lossless) else ()
             return cls._from_device(proposal, output, columns)
-        logsumexp = None if output.logsumexp is None else output.logsumexp[:n]
-        best = None if output.best is None else output.best[:n].tolist()
+        best = None if output.best is None else output.best.tolist()
         tokens = proposal.tokens.tolist()
-        return cls(tokens, proposal.shape, logits, proposal.dists, best, logsumexp)
+        return cls(tokens, proposal.shape, logits, proposal.dists, best, output.logsumexp)
 
     @classmethod
     def _from_device(
@@ -81,10 +79,9 @@ class VerifiedTree:
     ) -> Self:
         n = len(proposal.shape)
         logits = output.logits[:n]
-        logsumexp = None if output.logsumexp is None else output.logsumexp[:n]
         best = output.logits.argmax(dim=-1)
         largest = output.logits.gather(1, best[:, None])[:n, 0]
-        probs = _token_probs(proposal.tokens, proposal.shape, logits, logsumexp)
+        probs = _token_probs(proposal.tokens, proposal.shape, logits, output.logsumexp)
         parts = [proposal.tokens, best, probs, largest, *columns]
         if proposal.draft_probs is not None:
             parts.append(proposal.draft_probs)
@@ -97,7 +94,7 @@ class VerifiedTree:
             logits,
             proposal.dists,
             best=[int(token) for token in values[1]],
-            logsumexp=logsumexp,
+            logsumexp=output.logsumexp,
             target_probs=[1.0, *values[2]],
             largest=values[3],
             draft_probs=None if proposal.draft_probs is None else values[-1],

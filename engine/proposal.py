@@ -308,6 +308,4 @@ class Outcome:
 
     def argmax(self) -> Sequence[int]:
         """The most probable token after every row, on the host."""
-        best = self.best
-        has_all = best is not None and len(best) == len(self.output.logits)
-        return best if best is not None and has_all else self.output.argmax()
+        return self.output.argmax() if self.best is None else self.best
