@@ -159,8 +159,8 @@ def read_literal(text: str) -> object:
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        glued = re.search(r"[\])]\s*([\[(].*?[\])])", text)
-        fault = f"a comma is missing before {glued[1]:.40}" if glued else "check the brackets"
+        gap = re.search(r"[\])]\s*([\[(].*?[\])])", text)
+        fault = f"a comma is missing before {gap[1]:.40}" if gap else "check the brackets"
         raise TreeError(
             f"Choice tree text must be a list of paths such as [[0], [0, 0], [1]]; {fault}."
         ) from error

@@ -136,21 +136,21 @@ def _dequantized(location: str, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return plain
 
 
-def local_file(named: str) -> Path:
+def local_file(location: str) -> Path:
     """A file by its path, or by `owner/repository/file` on the hub.
 
     Raises SourceError: it is neither.
     """
-    path = Path(named).expanduser()
+    path = Path(location).expanduser()
     if path.is_file():
         return path
-    owner, _, rest = named.partition("/")
+    owner, _, rest = location.partition("/")
     repository, _, file = rest.partition("/")
     if not file:
-        raise SourceError(f"{named[:200]!r} is neither a local file nor owner/repository/file.")
+        raise SourceError(f"{location!r:.200} is neither a local file nor owner/repository/file.")
     from huggingface_hub import hf_hub_download
 
-    with _hub_errors(named):
+    with _hub_errors(location):
         return Path(hf_hub_download(f"{owner}/{repository}", file))
 
 

@@ -121,8 +121,8 @@ def _limits(device: str, free: Mapping[str, int]) -> dict[str, int | None]:
         if name != DISK and name not in free:
             raise ConfigError(f"device names {name}, but there are {', '.join(free)} only.")
         limit = None if match[2] is None else int(float(match[2]) * UNITS[match[3]])
-        known = (size for size in (limit, free.get(name)) if size is not None)
-        limits[name] = min(known, default=None)
+        sizes = (size for size in (limit, free.get(name)) if size is not None)
+        limits[name] = min(sizes, default=None)
     if next(iter(limits)) == DISK:
         raise ConfigError(
             f"device must begin with one that computes, not disk, got {device!r:.80}."

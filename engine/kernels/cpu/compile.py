@@ -120,8 +120,8 @@ def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
 def compiler_flags(instructions: Sequence[str], compiler: Sequence[str]) -> tuple[str, ...]:
     """The compiler's flags for these instruction sets, as named by `best_instructions`."""
     if NEON not in instructions:
-        named = (f"-m{name.replace('_', '')}" for name in instructions)
-        return (*FLAGS, "-mtune=native", *named)
+        options = (f"-m{name.replace('_', '')}" for name in instructions)
+        return (*FLAGS, "-mtune=native", *options)
     has_dots = DOT_PRODUCTS in instructions
     if ZIG_MODULE in compiler:  # zig does not take -march
         flags = (*FLAGS, f"-mcpu={'generic+dotprod' if has_dots else 'generic'}")
@@ -176,8 +176,8 @@ def _library_file(folder: Path, instructions: Sequence[str], source: str) -> Pat
         raise NoKernels(NO_COMPILER)
     flags = compiler_flags(instructions, compiler)
     sources = [(FOLDER / name).read_bytes() for name in SOURCES]
-    named = (source, *compiler, *flags)
-    key = hashlib.sha256(b"\0".join([*sources, *map(str.encode, named)]))
+    command = (source, *compiler, *flags)
+    key = hashlib.sha256(b"\0".join([*sources, *map(str.encode, command)]))
     try:
         for file in folder.glob(f"{key.hexdigest()[:24]}-*.so"):
             _check_ownership(folder, file)
@@ -188,7 +188,7 @@ def _library_file(folder: Path, instructions: Sequence[str], source: str) -> Pat
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_ownership(folder)
         with partial_folder(folder) as temp:
-            library_file = temp / "made.so"
+            library_file = temp / "library.so"
             _compile([*compiler, *flags, "-o", str(library_file), str(FOLDER / source)])
             library_file.chmod(0o700)
             file = folder / f"{key.hexdigest()[:24]}-{_digest(library_file)}.so"

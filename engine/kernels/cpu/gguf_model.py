@@ -147,8 +147,8 @@ def end_ids(file: GGUFFile, tokenizer: Any) -> list[int]:
     ids = [i for field in fields if isinstance(i := file.metadata.get(field), int)]
     if fields[1] not in file.metadata and tokenizer is not None:
         types = dict(enumerate(file.array("tokenizer.ggml.token_type")))
-        named = [tokenizer.backend_tokenizer.token_to_id(name) for name in TURN_ENDS]
-        ids += [i for i in named if types.get(i) == CONTROL]
+        turn_ids = [tokenizer.backend_tokenizer.token_to_id(name) for name in TURN_ENDS]
+        ids += [i for i in turn_ids if types.get(i) == CONTROL]
     return ids
 
 
