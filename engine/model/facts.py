@@ -73,7 +73,7 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
         fault=fault,
         slow=plan.reason,
         shares=shares,
-        quantization=() if file is None else tuple(file.weights_by_type),
+        quantization=() if file is None else file.matrix_types,
     )
 
 

@@ -54,7 +54,8 @@ def test_the_header(file: GGUFFile) -> None:
     assert "numbers" not in file.metadata and file.array("numbers") == [1, 2, 3]
     assert file.array("tokenizer.ggml.tokens") == ["a", "", "ü" * 40]
     assert file.array("nowhere") == []
-    assert file.bits == 4 and file.weights_by_type["Q6_K"] == ROWS * COLUMNS
+    assert file.bits == 4 and file.matrix_types == (*KINDS, "F32")
+    assert file.weights_by_type[gguf.GGMLQuantizationType.Q6_K] == ROWS * COLUMNS
 
 
 def test_transformers_reads_the_same_fields_by_it(file: GGUFFile) -> None:

@@ -138,28 +138,24 @@ class GGUFFile:
         words = [re.sub(r"[\W_]+", "", text).lower() for text in (model, file)]
         return visible(file if words[0] in ("", words[1]) else f"{model[:80]} ({file[-80:]})")
 
-    @property
-    def num_weights(self) -> int:
-        return sum(math.prod(entry.shape) for entry in self.entries.values())
-
     @cached_property
-    def weights_by_type(self) -> Mapping[str, int]:
-        """Matrix weights per type, most first: {"Q4_K": 20_000_000, …}."""
-        counts: Counter[str] = Counter()
+    def weights_by_type(self) -> Mapping[int, int]:
+        """Number of its matrices' weights per GGML type id, most first."""
+        counts: Counter[int] = Counter()
         for entry in self.entries.values():
             if len(entry.shape) > 1:
-                counts[GGML_TYPES[entry.type_id].name] += math.prod(entry.shape)
+                counts[entry.type_id] += math.prod(entry.shape)
         return dict(counts.most_common())
 
     @property
-    def matrix_types(self) -> set[int]:
-        """GGML's type ids of its matrices."""
-        return {entry.type_id for entry in self.entries.values() if len(entry.shape) > 1}
+    def matrix_types(self) -> tuple[str, ...]:
+        """Names of its matrices' types, by number of weights: Q4_K, Q6_K, …"""
+        return tuple(GGML_TYPES[type_id].name for type_id in self.weights_by_type)
 
     @property
     def bits(self) -> int | None:
         """4 if any matrix has at most 4 bits, 8 if any has 5 to 8; None = floats."""
-        bits = {GGML_TYPES[type_id].bits for type_id in self.matrix_types}
+        bits = (GGML_TYPES[type_id].bits for type_id in self.weights_by_type)
         quantized = [width for width in bits if width < 16]
         return None if not quantized else 4 if min(quantized) <= 4 else 8
 

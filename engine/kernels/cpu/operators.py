@@ -281,7 +281,7 @@ class NativeEmbedding(Packed):
 
 def needs_rare_formats(file: GGUFFile) -> bool:
     """Whether a file has matrices in formats that only `full_library` has."""
-    return any(GGML_FORMATS.get(kind, 0) > LAST_COMMON_FORMAT for kind in file.matrix_types)
+    return any(GGML_FORMATS.get(kind, 0) > LAST_COMMON_FORMAT for kind in file.weights_by_type)
 
 
 def pack_native(model: transformers.PreTrainedModel, kernels: ctypes.CDLL, bits: int) -> None:
