@@ -217,7 +217,7 @@ def _tensors(plan: LoadPlan) -> CheckpointTensors:
     file, empty, weights = plan.file, plan.empty, plan.weights
     assert plan.kernels is not None and plan.bits is not None
     if file is not None:
-        return GGUFTensors(empty, file, plan.kernels, 16 if file.bits is not None else plan.bits)
+        return GGUFTensors(empty, file, plan.kernels, plan.bits)
     from transformers import GenerationConfig
 
     if getattr(empty, "_keep_in_fp32_modules", None):

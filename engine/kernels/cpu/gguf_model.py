@@ -162,7 +162,7 @@ def divide_frequencies(model: transformers.PreTrainedModel, file: GGUFFile) -> N
 
 
 class GGUFTensors(CheckpointTensors):
-    """A GGUF file's tensors, in their own quantization."""
+    """A GGUF file's tensors: in their own quantization, or in bfloat16 where `bits` is 16."""
 
     def __init__(
         self, model: transformers.PreTrainedModel, file: GGUFFile, kernels: CDLL, bits: int
@@ -188,8 +188,13 @@ class GGUFTensors(CheckpointTensors):
         super().__init__(model, names | {name: name for name in unused}, kernels, bits)
 
     def _pack(self, source: str, bias: Tensor | None, bits: int) -> Matrix:
-        """Packed in 8 bits where the kernels lack the file's type."""
-        if bits < 16 <= GGML_TYPES[self._file.entries[source].type_id].bits:
+        """In 8 bits where the kernels lack a quantized tensor's type.
+
+        Float tensors stay floats in a file that has quantized ones.
+        """
+        is_quantized = GGML_TYPES[self._file.entries[source].type_id].bits < 16
+        keeps_type = bits < 16 if is_quantized else bits == 16 or self._file.bits is not None
+        if not keeps_type:
             return super()._pack(source, bias, bits)
         with self._file.tensor(source) as raw:
             order = self._order(source, raw.shape[0])

@@ -11,10 +11,12 @@ from torch import nn
 
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
+from engine.kernels.cpu.operators import FORMATS, NativeEmbedding, NativeLinear
 from engine.model.packed import PackedLinear, can_pack, pack
 from engine.model.plan import pick_dtype
 from tests.engine.cpu.targets import (
     VARIANTS,
+    WIDE,
     deviation,
     packed,
     plain,
@@ -86,6 +88,16 @@ def test_a_gguf_file_is_multiplied_in_its_own_codes_by_default(
     assert 0 < (found - logits).abs().max() < 0.4 * logits.std()
     drafter = AutoregressiveConfig().build(build_context(ours))
     assert len(write(ours, drafter, [1, 2, 3], tokens=8).output) == 8
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_gguf_file_is_in_bfloat16_where_that_is_chosen(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", **WIDE["llama"])
+    exact, ours = load_tiny(path), load_tiny(path, "bfloat16")
+    assert ours.environment()["forward"] == "native" and ours.dtype_name == "bfloat16"
+    modules = (m for m in ours.model.modules() if isinstance(m, NativeLinear | NativeEmbedding))
+    assert {module.matrix.format for module in modules} == {FORMATS[16]}
+    assert 0 < deviation(prompt_logits(ours), prompt_logits(exact)) < 0.03
 
 
 @pytest.mark.usefixtures("kernels")
