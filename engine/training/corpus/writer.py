@@ -203,7 +203,5 @@ def _default_rows(target: Target, max_len: int) -> int:
     Beyond 32 rows a CPU's throughput no longer grows, and dialogues only finish later.
     """
     limit = 32 if target.device.type == "cpu" else 512
-    free = free_bytes(target.device)
-    if free is None:
-        return limit
-    return max(1, min(limit, free // 2 // (max(1, target.kv_bytes) * max_len)))
+    room = free_bytes(target.device) // 2
+    return max(1, min(limit, room // (max(1, target.kv_bytes) * max_len)))
