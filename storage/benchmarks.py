@@ -11,13 +11,14 @@ import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
-from storage.filters import conditions, folded_page_of
-from storage.query import TIMED, TOTALS, exists, read_summaries, totals_of
+from storage.filters import LARGEST, conditions, folded_page_of
+from storage.query import exists, read_summaries
 from storage.records import (
     PLAIN,
     Artifact,
     Benchmark,
     BenchmarkHead,
+    DecodeTotals,
     ExperimentRow,
     RunPage,
     RunQuery,
@@ -184,6 +185,23 @@ class Artifacts:
 
 # ---- experiments: the requests of each as one row
 
+TIMED = sa.and_(
+    runs.c.status == "completed",
+    runs.c.decode_s > 0,
+    runs.c.decode_s <= LARGEST,
+    runs.c.deleted_at.is_(None),
+)
+"""Runs that the totals cover."""
+TOTALS = [
+    sa.func.sum(sa.case((TIMED, value), else_=0)).label(name)
+    for name, value in {
+        "num_timed": sa.literal(1),
+        "num_tokens": runs.c.num_new_tokens - 1,
+        "decode_s": runs.c.decode_s,
+        "num_steps": runs.c.num_steps,
+    }.items()
+]
+
 
 class Experiments:
     """The experiments of one database: benchmarks, sweeps, comparisons, replays."""
@@ -287,7 +305,12 @@ def _pairs(setups: Sequence[sa.Row[Any]]) -> list[tuple[sa.Row[Any], SpeedupCoun
     }
     pairs = ((row, plain.get((row.experiment, row.benchmark_id))) for row in setups)
     return [
-        (row, SpeedupCounts(totals_of(row), totals_of(base)))
+        (row, SpeedupCounts(_totals_of(row), _totals_of(base)))
         for row, base in pairs
         if base and row.decoding_type != PLAIN and 0 < row.num_timed == base.num_timed
     ]
+
+
+def _totals_of(row: sa.Row[Any]) -> DecodeTotals:
+    """The sums of `TOTALS` in a row."""
+    return DecodeTotals(row.num_tokens, row.decode_s, row.num_steps)

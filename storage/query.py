@@ -11,13 +11,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.filters import LARGEST, conditions, count_of, is_finite, ordered_ids
+from storage.filters import conditions, count_of, is_finite, ordered_ids
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
-    PLAIN,
-    ComparisonKey,
-    DecodeTotals,
     Facets,
     RunDetail,
     RunGroup,
@@ -167,29 +164,6 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     return Spread(mean, None if variance is None else math.sqrt(variance))
 
 
-TIMED = sa.and_(
-    runs.c.status == "completed",
-    runs.c.decode_s > 0,
-    runs.c.decode_s <= LARGEST,
-    runs.c.deleted_at.is_(None),
-)
-"""Runs that the totals cover."""
-TOTALS = [
-    sa.func.sum(sa.case((TIMED, value), else_=0)).label(name)
-    for name, value in {
-        "num_timed": sa.literal(1),
-        "num_tokens": runs.c.num_new_tokens - 1,
-        "decode_s": runs.c.decode_s,
-        "num_steps": runs.c.num_steps,
-    }.items()
-]
-
-
-def totals_of(row: sa.Row[Any]) -> DecodeTotals:
-    """The sums of `TOTALS` in a row."""
-    return DecodeTotals(row.num_tokens, row.decode_s, row.num_steps)
-
-
 def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
     """The `value`s of an indexed column in ascending order, then one NULL.
 
@@ -292,15 +266,6 @@ class RunReader:
             example = examples[row.example]
             groups.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
         return tuple(groups)
-
-    def plain_totals(self, prompt_ids: Sequence[str]) -> Mapping[ComparisonKey, DecodeTotals]:
-        """Totals of completed runs of plain decoding on these prompts."""
-        keys = [runs.c[name] for name in ComparisonKey._fields]
-        mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == PLAIN
-        totals = sa.select(*keys, *TOTALS).where(*mine, TIMED).group_by(*keys)
-        with self._database.transaction(reading=True) as connection:
-            rows = connection.execute(totals).all()
-        return {ComparisonKey(*row[: len(keys)]): totals_of(row) for row in rows}
 
     def decoding_types(self) -> frozenset[str]:
         """The decoding types of the log's runs."""

@@ -306,17 +306,6 @@ class Spread:
     """Of a sample (divided by n - 1); None for one run."""
 
 
-class ComparisonKey(NamedTuple):
-    """What must be equal in runs whose speeds are compared."""
-
-    target: str
-    prompt_id: str
-    dtype: str
-    device: str
-    experiment: str | None = None
-    """A machine's speed varies from day to day; None for runs of no experiment."""
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeTotals:
     """Sums over completed runs.

@@ -64,8 +64,8 @@ def formula(name: str) -> str:
     """The definition of a figure, as its tooltip."""
     if name == "speedup":
         return (
-            f"{FORMULAS[name]}. Where plain decoding was timed around a run and the timing is "
-            "reliable, it is the speedup in the run's summary"
+            f"{FORMULAS[name]}, where that was timed around the run and the timing is reliable; "
+            "the report of an experiment has the speedups of its requests"
         )
     return FORMULAS.get("time_split" if name in SPLIT else name, "")
 

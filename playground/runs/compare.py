@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Any
 
@@ -14,7 +13,7 @@ from engine.formats import DASH
 from engine.metrics import ratio
 from playground.host.catalog import MethodTypes
 from playground.runs.settings import changed_settings, flatten, machine, non_default, short
-from playground.runs.table import Baselines
+from playground.runs.table import own_speedup
 from storage import RunDetail, RunLog, RunSummary, Spread
 
 FIGURES = (
@@ -61,7 +60,6 @@ def compare_runs(log: RunLog, ids: Sequence[str], types: MethodTypes) -> Compare
     runs = list(log.details(ids))
     if len(runs) < 2:
         raise ConfigError("Select at least two runs to compare.")
-    baselines = Baselines.of(log, runs)
     groups: dict[str, list[RunDetail]] = {}
     for run in runs:
         groups.setdefault(run.setup_id, []).append(run)
@@ -75,15 +73,13 @@ def compare_runs(log: RunLog, ids: Sequence[str], types: MethodTypes) -> Compare
     at_defaults = {name for run in heads for name in flatten(run.method)} - {"decoding_type"}
     at_defaults -= {name for run in heads for name in changed_settings(run, types)}
     return ComparedRuns(
-        tuple(_configuration(group, types, baselines) for group in groups.values()),
+        tuple(_configuration(group, types) for group in groups.values()),
         differences(settings, {f"method.{name}" for name in at_defaults}),
         differences([setting_texts(map(machine, group)) for group in groups.values()]),
     )
 
 
-def _configuration(
-    group: Sequence[RunDetail], types: MethodTypes, baselines: Baselines
-) -> Configuration:
+def _configuration(group: Sequence[RunDetail], types: MethodTypes) -> Configuration:
     run = group[0]
     return Configuration(
         title=run.method_title,
@@ -91,25 +87,30 @@ def _configuration(
         lossless=run.lossless,
         run_ids=tuple(run.id for run in group),
         num_prompts=len({run.prompt_id for run in group}),
-        spreads={name: _spread(group, name, baselines) for name in FIGURES},
+        spreads={name: _spread(group, name) for name in FIGURES},
     )
 
 
-def _spread(group: Sequence[RunDetail], figure: str, baselines: Baselines) -> Spread | None:
+def _spread(group: Sequence[RunDetail], name: str) -> Spread | None:
     """Mean and sample standard deviation over the runs that have the figure.
 
     The mean of a rate is weighted by the runs' seconds, and so equals the tokens of all runs over
-    their seconds: the speedup of the baseline is 1.00.
+    their seconds.
     """
-    of_run: Callable[[RunDetail], float | None]
-    of_run = baselines.speedup if figure == "speedup" else attrgetter(figure)
-    pairs = [(r, v) for r in group if (v := of_run(r)) is not None and math.isfinite(v)]
+    pairs = [(r, v) for r in group if (v := _figure(r, name)) is not None and math.isfinite(v)]
     if not pairs:
         return None
     values = [value for _, value in pairs]
     seconds = [ratio(run.num_new_tokens - 1, run.tok_s) or 0.0 for run, _ in pairs]
-    mean = fmean(values, seconds if figure in RATES else None)
+    mean = fmean(values, seconds if name in RATES else None)
     return Spread(mean, stdev(values) if len(values) > 1 else None)
+
+
+def _figure(run: RunDetail, name: str) -> float | None:
+    if name == "speedup":
+        return own_speedup(run, run.metrics)
+    figure: float | None = getattr(run, name)
+    return figure
 
 
 # ---- settings that differ

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import asdict
+from typing import Any
 from urllib.parse import urlencode
 
 from engine import formats
 from engine.formats import DASH
-from engine.metrics import ratio, speedup, step_ms_of, tokens_per_step
-from playground.host.baseline import doubt_of, pooled_tok_s, trusted_speedup
+from playground.host.baseline import trusted_speedup
 from playground.host.catalog import MethodTypes
 from playground.host.result import sure_speedup
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
@@ -19,8 +18,6 @@ from playground.runs.settings import non_default
 from storage import (
     LABEL_PREFIX,
     PLAIN,
-    ComparisonKey,
-    DecodeTotals,
     ExperimentRow,
     RunGroup,
     RunLog,
@@ -67,9 +64,11 @@ class RunTable:
         run_query = query.run_query()
         page = self.log.experiments.page(run_query) if query.folded else self.log.find(run_query)
         single = [row for row in page.rows if isinstance(row, RunSummary)]
-        baselines = Baselines.of(self.log, single)
+        metrics = self.log.metrics([run.id for run in single])
         rows = [
-            self._row(row, baselines) if isinstance(row, RunSummary) else experiment_row(row)
+            self._row(row, metrics.get(row.id, {}))
+            if isinstance(row, RunSummary)
+            else experiment_row(row)
             for row in page.rows
         ]
         if "benchmark_id" in columns:
@@ -87,7 +86,7 @@ class RunTable:
             "pages": [query.page, -(-page.total // PAGE_SIZE)],
         }
 
-    def _row(self, run: RunSummary, baselines: Baselines) -> dict[str, Any]:
+    def _row(self, run: RunSummary, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The cells of a run by column."""
         row = asdict(run) | {
             "created_at": run.created_at.isoformat(),
@@ -97,7 +96,7 @@ class RunTable:
             "labels": " · ".join(f"{key} {value}" for key, value in run.labels.items()),
             "temperature": run.sampling.get("temperature"),
             "seed": run.sampling.get("seed"),
-            "speedup": baselines.speedup(run),
+            "speedup": own_speedup(run, metrics),
         }
         return row | {name: figure.text(row[name]) for name, figure in FIGURES.items()}
 
@@ -197,44 +196,15 @@ def _range(counts: Sequence[SpeedupCounts]) -> str:
     return text if formats.speedup(low) == text else formats.interval(low, high)
 
 
-@dataclass(frozen=True, slots=True)
-class Baselines:
-    """What plain decoding took, to compute the speedups of some runs.
+def own_speedup(run: RunSummary, metrics: Mapping[str, Any]) -> float | None:
+    """The speedup in a run's own summary, over plain decoding as it was timed around the run.
 
-    Attributes:
-        totals: its tokens and seconds in comparable runs.
-        own_speedups: reliable speedups of runs with a baseline of their own, timed around them.
+    None without a reliable baseline. The requests of an experiment have none: its report compares
+    them.
     """
-
-    totals: Mapping[ComparisonKey, DecodeTotals]
-    own_speedups: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, log: RunLog, rows: Sequence[RunSummary]) -> Self:
-        metrics = log.metrics([run.id for run in rows if not run.experiment])
-        speedups = {run_id: sure_speedup(own) for run_id, own in metrics.items()}
-        sure = {run_id: one for run_id, one in speedups.items() if one is not None}
-        return cls(log.plain_totals([run.prompt_id for run in rows]), sure)
-
-    def speedup(self, run: RunSummary) -> float | None:
-        """As in the run's own summary, or tok/s over plain decoding's in comparable runs.
-
-        None without any, and for plain decoding itself: its scatter is no speedup.
-        """
-        if run.decoding_type == PLAIN:
-            return None
-        if run.id in self.own_speedups:
-            return self.own_speedups[run.id]
-        key = ComparisonKey(run.target, run.prompt_id, run.dtype, run.device, run.experiment)
-        totals = self.totals.get(key)
-        if totals is None:
-            return None
-        step_ms = step_ms_of(tokens_per_step(run.num_new_tokens, run.num_steps), run.tok_s)
-        step_s = None if step_ms is None else step_ms / 1000
-        base_tok_s = pooled_tok_s(totals)
-        if doubt_of(step_s, ratio(1, base_tok_s)):
-            return None
-        return speedup(run.tok_s, base_tok_s)
+    if run.experiment or run.decoding_type == PLAIN:
+        return None
+    return sure_speedup(metrics)
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from engine import formats
-from engine.metrics import speedup, tok_s
+from engine.metrics import tok_s
 from playground.experiments.finished import FinishedRequest, finished_requests
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
@@ -141,11 +140,7 @@ def from_command_line(one: OneRun) -> dict[str, Any]:
 
 
 def from_compared_runs(one: OneRun) -> dict[str, Any]:
-    log = SimpleNamespace(
-        details=lambda ids: [one.detail for _ in ids],
-        metrics=lambda _: {},
-        plain_totals=lambda *_: {},
-    )
+    log = SimpleNamespace(details=lambda ids: [one.detail for _ in ids])
     (configuration,) = compare_runs(log, ["1", "2"], {}).configurations  # type: ignore[arg-type]
     spreads = {name: configuration.spreads[name] for name in NAMES if name != "num_steps"}
     shown = {name: spread and spread.mean for name, spread in spreads.items()}
@@ -285,25 +280,6 @@ def test_an_experiment_has_the_speedup_of_its_report_wherever_it_is_shown(
         assert trusted_speedup(counts) == pytest.approx(expected.ratio, rel=1e-14)
     (shown,) = RunTable(compared).view(TableQuery(), ["speedup"])["rows"]
     assert shown["cells"] == [expected.text]
-
-
-def test_a_run_has_the_same_speedup_in_the_table_and_in_its_comparison(compared: RunLog) -> None:
-    """Over all answers of plain decoding to the prompt, added up, not over the mean of rates."""
-    runs = {run.id: run for run in compared.find().rows if run.decoding_type != PLAIN_TYPE}
-    view = RunTable(compared).view(TableQuery(group="run"), ["speedup"])
-    shown = {row["id"]: row["cells"][0] for row in view["rows"]}
-    for run_id, run in runs.items():
-        plain = [
-            (other.num_new_tokens, other.metrics["decode_s"])
-            for other in compared.details(compared.ids(RunQuery(prompt_id=run.prompt_id)))
-            if other.decoding_type == PLAIN_TYPE
-        ]
-        assert len(plain) == 2
-        expected = speedup(run.tok_s, tok_s(plain))
-        (configuration,) = compare_runs(compared, [run_id, run_id], {}).configurations
-        spread = configuration.spreads["speedup"]
-        assert spread is not None and spread.mean == pytest.approx(expected, rel=1e-14)
-        assert shown[run_id] == formats.speedup(expected)
 
 
 def test_some_steps_add_up_to_what_they_brought(one: OneRun) -> None:

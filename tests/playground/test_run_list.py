@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from playground.host.stream import stored_run
 from playground.runs import columns
+from playground.runs.compare import compare_runs
 from playground.runs.details import Annotation, Selection, facts, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
@@ -28,15 +29,26 @@ PLAIN = {"decoding_type": "Autoregressive"}
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 4}
 
 
+SURE = {**metrics(2.6, 0.002, 0.0094, 0.001), "plain": asdict(STEADY)}
+
+
 def test_a_run_has_the_speedup_of_its_own_sentence(log: RunLog) -> None:
-    timed_run(log, 50.0, method=PLAIN)  # on the same prompt, another day
     own, doubtful = timed_run(log, 200.0, num=8), timed_run(log, 200.0, num=8)
-    for run_id, plain in ((own, STEADY), (doubtful, replace(STEADY, drift=2.0))):
-        kept = {**metrics(2.6, 0.002, 0.0094, 0.001), "plain": asdict(plain)}
-        finish(log, run_id, kept)
+    finish(log, own, SURE)
+    finish(log, doubtful, {**SURE, "plain": asdict(replace(STEADY, drift=2.0))})
     speedups = {row["id"]: row["speedup"] for row in cells(log, {})}
-    assert speedups[own] == "2.10×"
-    assert speedups[doubtful] == "–", "4.19 of another day's baseline, at 2.6 tokens a step"
+    assert speedups == {own: "2.10×", doubtful: "–"}
+    (compared,) = compare_runs(log, [own, doubtful], {}).configurations
+    assert columns.FIGURES["speedup"].spread_text(compared.spreads["speedup"]) == "2.10×"
+
+
+def test_plain_decoding_and_requests_of_experiments_have_no_speedup_of_their_own(
+    log: RunLog,
+) -> None:
+    changes: tuple[dict[str, Any], ...] = ({"method": PLAIN}, {"labels": {"compare": "c"}})
+    for change in changes:
+        finish(log, timed_run(log, 200.0, num=8, **change), SURE)
+    assert [row["speedup"] for row in cells(log, {"group": "run"})] == ["–", "–"]
 
 
 COLUMNS = [column.key for column in columns.COLUMNS]
@@ -66,16 +78,6 @@ def test_pages_and_heads_are_told(log: RunLog, monkeypatch: pytest.MonkeyPatch) 
     assert view["count"] == "3–3 of 3" and view["pages"] == [1, 2]
     (mat,) = [head for head in view["heads"] if head["sorted"] == "ascending"]
     assert (mat["key"], mat["help"]) == ("mat", FORMULAS["mat"])
-
-
-def test_speedups_stay_within_an_experiment_and_plain_decoding_has_none(log: RunLog) -> None:
-    timed_run(log, 10.0, method=PLAIN, prompt_text="p")
-    of: dict[str, Any] = {"labels": {"compare": "c"}}
-    base = timed_run(log, 40.0, method=PLAIN, prompt_text="p", **of)
-    fast, alone = timed_run(log, 50.0, prompt_text="p", **of), timed_run(log, 50.0, prompt_text="p")
-    lost = timed_run(log, 50.0, prompt_text="p", labels={"compare": "other"})
-    rows = {row["id"]: row["speedup"] for row in cells(log, {"group": "run"})}
-    assert (rows[base], rows[fast], rows[alone], rows[lost]) == ("–", "1.25×", "5.00×", "–")
 
 
 def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:

@@ -12,16 +12,16 @@ import pytest
 import sqlalchemy as sa
 
 from storage import (
-    ComparisonKey,
     DecodeTotals,
     ExperimentRow,
     RunLog,
     RunQuery,
     SortKey,
+    SpeedupCounts,
     StorageError,
     dialects,
 )
-from tests.storage.conftest import begun_benchmark, detail, finish, finished_run, new_run, timed_run
+from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
 
 
 def test_filters_combine(log: RunLog) -> None:
@@ -172,16 +172,15 @@ def test_facets_are_the_different_values(log: RunLog) -> None:
     assert facets.benchmarks == {benchmark_id: "nightly"}
 
 
-def test_totals_are_of_equal_circumstances_only(log: RunLog) -> None:
-    plain = {"decoding_type": "Autoregressive"}
-    for speed, num in ((20.0, 11), (30.0, 31), (math.nan, 11), (None, 11)):
-        timed_run(log, speed, num=num, method=plain, prompt_text="p", dtype="float32")
-    timed_run(log, 99.0, method=plain, prompt_text="other", dtype="float32")
-    timed_run(log, 99.0, prompt_text="p", dtype="float32")
-    failed = log.begin(new_run(method=plain, prompt_text="p", dtype="float32"))
-    finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
-    prompt_id = detail(log, failed).prompt_id
-    totals = log.plain_totals([prompt_id])
-    where = ComparisonKey("tiny", prompt_id, "float32", "")
-    assert totals == {where: DecodeTotals(num_tokens=40, decode_s=1.5, num_steps=0)}
-    assert log.plain_totals([]) == {}
+def test_speedups_of_an_experiment_count_completed_timed_runs_only(log: RunLog) -> None:
+    of: dict[str, Any] = {"labels": {"compare": "c"}}
+    for method in ("Autoregressive", "NGram"):
+        of["method"] = {"decoding_type": method}
+        for speed, num in ((20.0, 11), (30.0, 31), (math.nan, 11), (None, 11)):
+            timed_run(log, speed, num=num, **of)
+        failed = log.begin(new_run(**of))
+        finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
+    log.set_deleted([timed_run(log, 99.0, **of)])
+    (row,) = log.experiments.page(RunQuery()).rows
+    totals = DecodeTotals(num_tokens=40, decode_s=1.5, num_steps=0)
+    assert isinstance(row, ExperimentRow) and row.speedups == (SpeedupCounts(totals, totals),)
