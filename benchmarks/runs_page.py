@@ -128,7 +128,8 @@ def build(log: RunLog, num_runs: int, num_prompts: int) -> None:
             for table in (tables.runs, tables.run_details, tables.labels, tables.tags):
                 connection.execute(_copied(table, copy, connection.dialect.name))
     ids = [row.id for row in log.rows(RunQuery(limit=1000))]
-    log.retag(ids[::5], add=["keep"], remove=[])
+    for run_id in ids[::5]:
+        log.annotate(run_id, tags=["keep"])
     log.annotate(ids[7], note="the needle in the haystack")
     log.set_deleted(ids[3::50])
     with log._database.engine.connect() as connection:

@@ -179,28 +179,16 @@ class RunLog(RunReader):
             if tags is not None:
                 writing.write_tags(connection, run_id, tags)
 
-    def retag(self, run_ids: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> None:
-        """Add tags to runs and remove others; changes all of the runs or none.
-
-        Raises StorageError: no such run, or one would have more than `MAX_TAGS`.
-        """
-        with self._database.transaction() as connection:
-            writing.check_known(connection, run_ids)
-            of = schema.tags
-            changed = of.c.run_id.in_(run_ids), of.c.tag.in_({*add, *remove})
-            connection.execute(of.delete().where(*changed))
-            new = [{"run_id": run_id, "tag": tag} for run_id in {*run_ids} for tag in {*add}]
-            writing.insert_rows(connection, of, new)
-            counts = sa.select(of.c.run_id).where(of.c.run_id.in_(run_ids)).group_by(of.c.run_id)
-            if connection.execute(counts.having(sa.func.count() > writing.MAX_TAGS)).first():
-                raise StorageError(f"A run may have {writing.MAX_TAGS} tags. Remove some first.")
-
     def set_deleted(self, run_ids: Sequence[str], deleted: bool = True) -> None:
-        """Hide runs, or show them again; all of them or none."""
+        """Hide runs, or show them again; all of them or none.
+
+        Raises StorageError: one of them is not in the log.
+        """
+        deleted_at = schema.now() if deleted else None
+        change = runs.update().where(runs.c.id.in_(run_ids)).values(deleted_at=deleted_at)
         with self._database.transaction() as connection:
-            writing.check_known(connection, run_ids)
-            update = runs.update().where(runs.c.id.in_(run_ids))
-            connection.execute(update.values(deleted_at=schema.now() if deleted else None))
+            if connection.execute(change).rowcount < len({*run_ids}):
+                raise StorageError("One of these runs is not in the log. Load the page again.")
 
     def write_whole(self, new: Sequence[StoredRun]) -> int:
         """Add runs of another log in one transaction; returns the number of new ones.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,7 +13,6 @@ from storage.records import (
     NewRun,
     RunDetail,
     StepRow,
-    StorageError,
     StoredRun,
     experiment_of,
 )
@@ -117,22 +116,11 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: figures[key] for key in columns if figures.get(key) is not None}
 
 
-def check_known(connection: sa.Connection, run_ids: Sequence[str]) -> None:
-    """Raises StorageError: one of these is not in the log."""
-    if unknown := {*run_ids} - stored_ids(connection, run_ids):
-        raise StorageError(f"No run {min(unknown)!r:.80} is in the log.")
-
-
-def stored_ids(connection: sa.Connection, run_ids: Iterable[str]) -> set[str]:
-    """The ids among these that the log has."""
-    return set(connection.scalars(sa.select(runs.c.id).where(runs.c.id.in_(run_ids))))
-
-
 def write_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> int:
     """Add runs of another log unless their ids exist; returns the number of new ones."""
     by_id = {stored.run.id: stored for stored in new}
-    here = stored_ids(connection, by_id)
-    added = [stored for run_id, stored in by_id.items() if run_id not in here]
+    present = set(connection.scalars(sa.select(runs.c.id).where(runs.c.id.in_(by_id))))
+    added = [stored for run_id, stored in by_id.items() if run_id not in present]
     if added:
         insert(connection, [_values_of_copy(stored) for stored in added])
     for stored in added:

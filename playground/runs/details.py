@@ -15,7 +15,16 @@ from playground.host.live import RunId
 from playground.host.request import DTYPES, GenerateRequest
 from playground.runs.query import RunIds, Text
 from playground.runs.settings import flatten, machine, short
-from storage import MAX_NAME_CHARS, MAX_NOTE_CHARS, MAX_TAG_CHARS, MAX_TAGS, RunDetail, RunLog
+from storage import (
+    MAX_NAME_CHARS,
+    MAX_NOTE_CHARS,
+    MAX_TAG_CHARS,
+    MAX_TAGS,
+    RunDetail,
+    RunLog,
+    RunQuery,
+    RunSummary,
+)
 
 
 def _clean(tags: tuple[str, ...]) -> tuple[str, ...]:
@@ -51,11 +60,21 @@ class Selection(Settings):
     deleted: bool | None = None
 
     def apply(self, log: RunLog) -> None:
-        """Raises StorageError: one of them is not in the log."""
+        """Tags are changed only if no run gets too many of them.
+
+        Raises ConfigError: one gets too many; StorageError: a run to hide is not in the log.
+        """
         if self.add or self.remove:
-            log.retag(self.ids, add=self.add, remove=self.remove)
+            query = RunQuery(ids=self.ids, deleted=None, limit=len(self.ids))
+            changes = [Annotation.parse(self._retagged(run)) for run in log.rows(query)]
+            for change in changes:
+                change.apply(log)
         if self.deleted is not None:
             log.set_deleted(self.ids, self.deleted)
+
+    def _retagged(self, run: RunSummary) -> dict[str, Any]:
+        kept = (tag for tag in run.tags if tag not in self.remove)
+        return {"id": run.id, "tags": (*kept, *self.add)}
 
 
 def split_tags(text: str | None) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from playground.runs.details import Annotation, Selection, facts, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from playground.web.run_files import RunFiles
-from storage import RunLog, StorageError
+from storage import RunLog
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
 from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
@@ -205,14 +205,14 @@ def test_changes_are_done_and_shown(log: RunLog) -> None:
 
 def test_ticked_runs_are_tagged_together_or_not_at_all(log: RunLog) -> None:
     ids = [finished_run(log, tags=("keep", "old")) for _ in range(3)]
+    few = finished_run(log)
     act(log, ids, add=["new", "new"], remove=["old"])
-    for chosen, tags, words in (
-        ([ids[0], "nope"], ["x"], "nope"),
-        (ids, [f"a{n}" for n in range(49)], "50 tags"),  # no more could be imported
-    ):
-        with pytest.raises(StorageError, match=words):
-            act(log, chosen, add=tags)
-    assert [stored_run(log, i).tags for i in ids] == [("keep", "new")] * 3
+    act(log, ids[:1], deleted=True)
+    with pytest.raises(ConfigError, match="tags .* at most 50"):  # no more could be imported
+        act(log, [few, *ids], add=[f"a{n}" for n in range(49)])
+    act(log, [few, *ids, "nope"], add=["x"])
+    tags = [stored_run(log, i).tags for i in (*ids, few)]
+    assert tags == [("keep", "new", "x")] * 3 + [("x",)]
 
 
 def test_ticked_runs_are_exported_deleted_or_not(log: RunLog) -> None:

@@ -87,7 +87,7 @@ def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     assert log.find(RunQuery(deleted=None)).total == 3
     log.set_deleted([first], False)
     assert log.find().total == 2
-    with pytest.raises(StorageError, match="nope"):
+    with pytest.raises(StorageError, match="is not in the log"):
         log.set_deleted([third, "nope"])
     assert log.find().total == 2, "all of them or none"
 
