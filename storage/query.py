@@ -25,15 +25,7 @@ from storage.records import (
     StepRow,
     StoredRun,
 )
-from storage.schema import (
-    IS_SWEEP,
-    benchmarks,
-    labels,
-    run_details,
-    runs,
-    steps,
-    tags,
-)
+from storage.schema import labels, run_details, runs, steps, tags
 
 MAX_FACETS = 200
 MAX_VALUES = 50
@@ -275,8 +267,6 @@ class RunReader:
 
     def facets(self) -> Facets:
         """The distinct values of the filters."""
-        newest = sa.select(benchmarks.c.id, benchmarks.c.name).where(~IS_SWEEP)
-        newest = newest.order_by(benchmarks.c.created_at.desc()).limit(MAX_FACETS)
         with self._database.transaction(reading=True) as connection:
 
             def first(column: sa.Column[Any], *where: Any, most: int) -> tuple[str, ...]:
@@ -292,5 +282,4 @@ class RunReader:
                     key: first(labels.c.value, labels.c.key == key, most=MAX_VALUES)
                     for key in first(labels.c.key, most=MAX_FACETS)
                 },
-                benchmarks={row.id: row.name for row in connection.execute(newest)},
             )

@@ -371,5 +371,3 @@ class Facets:
     tags: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]]
     """At most 50 values of each key."""
-    benchmarks: Mapping[str, str]
-    """Names of the newest by id."""

@@ -34,7 +34,7 @@ KINDS = {
 """Titles of the kinds of experiments."""
 REPORTS = ("benchmark", "compare")
 """Kinds of experiments whose report has an address."""
-MAX_GROUPS = 200
+MAX_GROUPS = MAX_BENCHMARKS = 200
 GROUPS = {
     "method_title": "method",
     "setup_id": "configuration",
@@ -72,7 +72,7 @@ class RunTable:
             for row in page.rows
         ]
         if "benchmark_id" in columns:
-            names = self.log.facets().benchmarks
+            names = self._benchmark_names()
             rows = [
                 {**row, "benchmark_id": names.get(str(row.get("benchmark_id")), "")} for row in rows
             ]
@@ -103,7 +103,7 @@ class RunTable:
     def _grouped_view(self, query: TableQuery) -> dict[str, Any]:
         by = query.group or ""
         sort = query.sort if query.sort in (*GROUP_FIGURES, "created_at") else NUM_RUNS
-        benchmarks = self.log.facets().benchmarks if by == "benchmark_id" else {}
+        benchmarks = self._benchmark_names() if by == "benchmark_id" else {}
         groups = self.log.groups(query.run_query(), by, MAX_GROUPS)
         ordered = _ordered(groups, sort, query.descending)
         rows = [
@@ -150,7 +150,8 @@ class RunTable:
         filters = {f"tag = {tag}": f"tag {tag}" for tag in facets.tags}
         for key, values in facets.labels.items():
             filters |= {f"{LABEL_PREFIX}{key} = {value}": f"{key} = {value}" for value in values}
-        filters |= {f"benchmark_id = {i}": f"benchmark {n}" for i, n in facets.benchmarks.items()}
+        names = self._benchmark_names()
+        filters |= {f"benchmark_id = {i}": f"benchmark {name}" for i, name in names.items()}
         groups = [("experiment", ""), ("single requests", FLAT)]
         groups += [(title, key) for key, title in GROUPS.items()]
         groups += [(key, LABEL_PREFIX + key) for key in facets.labels]
@@ -160,6 +161,10 @@ class RunTable:
             "filters": [(filters.get(v, v), v) for v in dict.fromkeys([*filters, *chosen])],
             "groups": groups,
         }
+
+    def _benchmark_names(self) -> dict[str, str]:
+        """Names of the newest benchmarks by id."""
+        return {one.id: one.name for one in self.log.benchmarks.list(MAX_BENCHMARKS)}
 
 
 def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:

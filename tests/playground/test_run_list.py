@@ -203,6 +203,15 @@ def test_changes_are_done_and_shown(log: RunLog) -> None:
     assert split_tags(" b,a, b ,,") == ("a", "b")
 
 
+def test_benchmarks_are_listed_by_their_names(log: RunLog) -> None:
+    benchmark_id = begun_benchmark(log, "nightly")
+    finished_run(log, benchmark_id=benchmark_id)
+    menu = RunTable(log).menus([])["filters"]
+    assert ("benchmark nightly", f"benchmark_id = {benchmark_id}") in menu
+    (row,) = cells(log, {"group": "run"})
+    assert row["benchmark_id"] == "nightly"
+
+
 def test_ticked_runs_are_tagged_together_or_not_at_all(log: RunLog) -> None:
     ids = [finished_run(log, tags=("keep", "old")) for _ in range(3)]
     few = finished_run(log)

@@ -21,7 +21,7 @@ from storage import (
     StorageError,
     dialects,
 )
-from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
+from tests.storage.conftest import finish, finished_run, new_run, timed_run
 
 
 def test_filters_combine(log: RunLog) -> None:
@@ -165,11 +165,9 @@ def test_groups_by_label_and_tag_have_the_runs_without(log: RunLog) -> None:
 def test_facets_are_the_different_values(log: RunLog) -> None:
     finished_run(log, target="a", method_title="B", tags=("t",), labels={"turn": "1", "suite": "s"})
     finished_run(log, target="a", method_title="A", labels={"turn": "0"})
-    benchmark_id = begun_benchmark(log, "nightly")
     facets = log.facets()
     assert (facets.targets, facets.methods, facets.tags) == (("a",), ("A", "B"), ("t",))
     assert facets.labels == {"suite": ("s",), "turn": ("0", "1")}
-    assert facets.benchmarks == {benchmark_id: "nightly"}
 
 
 def test_speedups_of_an_experiment_count_completed_timed_runs_only(log: RunLog) -> None:
