@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Halving
-from playground.experiments.prompts import first_turns, typed_item
+from playground.experiments.plan import Configuration, ExperimentPlan, Halving
+from playground.experiments.prompts import typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
 from storage import PLAIN
@@ -22,8 +22,6 @@ BUDGET_S = 60.0
 MAX_TOKENS = 48
 """Longest answer: with short answers, there is time for more of them."""
 MAX_REPEATS = 12
-NUM_PROMPTS = 3
-"""Prompts of a suite, if no prompt was written."""
 
 
 def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
@@ -47,18 +45,18 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
 
 
 def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
-    """The plan of a search from the Generate page's values; without a prompt, a few of a suite.
+    """The plan of a search from the Generate page's values.
 
-    Raises ConfigError: a setting is wrong, or no method fits.
+    Raises:
+        ConfigError: a setting is wrong, or no method fits.
+        PromptError: the prompt is empty.
     """
-    own = bool(str(raw.get("prompt") or "").strip())
-    request = read_request(catalog, raw if own else {**raw, "prompt": TYPED})
+    request = read_request(catalog, raw)
     names = methods_to_try(catalog, request.target.name)
     if not names:
         raise ConfigError("No method that fits this target is on this machine.")
     methods = [Configuration(name, name, catalog.method(key).config) for name, key in names.items()]
     most = min(MAX_TOKENS, request.limits.max_new_tokens)
-    suite = catalog.suites.get("quick") or next(iter(catalog.suites.values()))
     return ExperimentPlan.parse(
         {
             "kind": "fastest",
@@ -66,9 +64,7 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
             "target": request.target,
             "dtype": request.dtype,
             "configurations": methods,
-            "items": [typed_item(request.mode, request.system, request.prompt)]
-            if own
-            else first_turns(suite, NUM_PROMPTS),
+            "items": [typed_item(request.mode, request.system, request.prompt)],
             "repeats": MAX_REPEATS,
             "sampling": request.sampling,
             "limits": request.limits.replace(max_new_tokens=most),

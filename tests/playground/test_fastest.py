@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PromptError
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import OWNER, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
@@ -56,14 +56,14 @@ def test_what_fits_and_needs_no_download_is_tried() -> None:
         assert target.random is None or methods_to_try(shipped, name), name
 
 
-def test_prompt_at_hand_is_tried_and_a_suite_without_one(host: EngineHost) -> None:
+def test_the_prompt_at_hand_is_tried(host: EngineHost) -> None:
     plan = plan_of(host.catalog, ask(prompt="Mine.", system="Be short."))
     assert [item.turns for item in plan.items] == [("Mine.",)]
     assert plan.items[0].history == ({"role": "system", "content": "Be short."},)
     assert [c.name for c in plan.configurations] == [PLAIN, "Scripted tree"]
     assert plan.limits.max_new_tokens == 24
-    plan = plan_of(host.catalog, ask(prompt="  "))
-    assert {item.suite for item in plan.items} == {"starter"}
+    with pytest.raises(PromptError):
+        plan_of(host.catalog, ask(prompt="  "))
     with pytest.raises(ConfigError):
         plan_of(host.catalog, ask(method="none"))
     with pytest.raises(ConfigError, match="No method"):
