@@ -10,11 +10,11 @@ from pydantic import Field, field_validator
 from engine.config import Limits, Sampling, Settings, setting
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, validate_choice
-from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan, stored_config
+from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan
 from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
 from playground.experiments.space import OptunaSearch, SearchSettings
-from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.catalog import TYPE_PREFIX, Catalog, stored_config
 from playground.host.controls import changed_controls, settings_from
 from playground.host.request import (
     DTYPES,

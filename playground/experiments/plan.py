@@ -25,7 +25,7 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.model.sources import TargetSpec
 from playground.experiments.space import Objective, OptunaSearch, Space
-from playground.host.catalog import MethodTypes
+from playground.host.catalog import MethodTypes, stored_config
 from storage import PLAIN
 
 BASELINE_NAME = "Plain decoding"
@@ -65,16 +65,6 @@ class Item:
     turns: tuple[str, ...]
     raw: bool = False
     history: tuple[dict[str, str], ...] = ()
-
-
-def stored_config(
-    values: Mapping[str, Any], types: MethodTypes, *, where: str = ""
-) -> MethodConfig:
-    """Parse a method's stored settings."""
-    kind = types.get(str(values.get("decoding_type")))
-    if kind is None:
-        raise ConfigError(f"There is no method {values.get('decoding_type')!r:.60} here.")
-    return kind.parse(values, where=where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import presets
 from engine.drafters import methods as decoding_types
@@ -36,6 +36,21 @@ started, so the page may set it; without any it is not listed."""
 
 MethodTypes = Mapping[str, type[MethodConfig]]
 """Methods by decoding type."""
+
+
+def stored_config(
+    values: Mapping[str, Any], types: MethodTypes, *, where: str = ""
+) -> MethodConfig:
+    """A method's settings from the log.
+
+    Raises ConfigError: there is no such method, or it refuses a setting.
+    """
+    cls = types.get(str(values.get("decoding_type")))
+    if cls is None:
+        raise ConfigError(
+            f"There is no method {values.get('decoding_type')!r:.60} here. Update the program."
+        )
+    return cls.parse(values, where=where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from engine import formats
 from engine.errors import ConfigError
 from engine.metrics import EQUAL_MARGIN
 from playground.host.baseline import trusted_speedup
-from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.catalog import TYPE_PREFIX, Catalog, stored_config
 from playground.host.local_drafters import LOCAL_PREFIX
 from playground.host.result import sure_speedup
 from storage import PLAIN, RunDetail, RunLog, RunQuery, RunSummary
@@ -109,8 +109,8 @@ class MethodMenu:
     def _settings(self, run: RunSummary) -> str | None:
         """The settings of a stored run as a key; None where its method is not available."""
         try:
-            return self._catalog.types[run.decoding_type].parse(run.method).model_dump_json()
-        except (KeyError, ConfigError):
+            return stored_config(run.method, self._catalog.types).model_dump_json()
+        except ConfigError:
             return None
 
     def _comparable(self, run: RunSummary, current: RunDetail) -> RunDetail | None:

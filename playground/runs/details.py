@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine.config import Limits, Sampling, Settings
-from engine.errors import ConfigError
-from playground.host.catalog import Catalog
+from playground.host.catalog import Catalog, stored_config
 from playground.host.live import RunId
 from playground.host.request import DTYPES, GenerateRequest
 from playground.runs.query import RunIds, Text
@@ -127,19 +126,12 @@ def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
 
     Raises ConfigError: the target, the method or a setting no longer exists.
     """
-    cls = catalog.types.get(run.decoding_type)
-    if cls is None:
-        raise ConfigError(
-            f"The method {run.decoding_type!r:.60} of this run is not known here. "
-            "Update the program to run it again."
-        )
-    config = cls.parse(run.method)
     system = next((m["content"] for m in run.messages if m.get("role") == "system"), "")
     return GenerateRequest(
         target=catalog.target(run.target),
         dtype=run.dtype if run.dtype in DTYPES else "auto",
         title=run.method_title,
-        config=config,
+        config=stored_config(run.method, catalog.types),
         sampling=Sampling.parse(run.sampling),
         limits=Limits.parse(run.limits),
         mode="chat" if run.messages or not run.prompt_text else "raw",

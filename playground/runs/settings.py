@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.errors import ConfigError
-from playground.host.catalog import MethodTypes
+from playground.host.catalog import MethodTypes, stored_config
 from storage import RunDetail, RunSummary
 
 MAX_VALUE_CHARS = 80
@@ -66,8 +66,6 @@ def non_default(run: RunSummary, types: MethodTypes) -> str:
 
 def changed_settings(run: RunSummary, types: MethodTypes) -> dict[str, Any]:
     """The method's settings that differ from their defaults, flat; all of an unknown method's."""
-    cls = types.get(run.decoding_type)
     with suppress(ConfigError):  # as of another version
-        if cls is not None:
-            return cls.parse(run.method).changed_flat
+        return stored_config(run.method, types).changed_flat
     return {name: v for name, v in flatten(run.method).items() if name != "decoding_type"}

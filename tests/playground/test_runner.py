@@ -194,7 +194,7 @@ def test_a_run_again_has_the_same_settings_and_text(host: EngineHost) -> None:
 def test_what_cannot_be_run_again_is_said(host: EngineHost) -> None:
     run = stored(host, finished(start(host)))
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("not known here", {"decoding_type": "Psychic"}),
+        ("no method 'Psychic' here", {"method": {**run.method, "decoding_type": "Psychic"}}),
         ("unheard_of", {"method": {**run.method, "unheard_of": 1}}),
         ("target must be one of", {"target": "/etc"}),
     ]
