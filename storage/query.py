@@ -28,7 +28,6 @@ from storage.records import (
 from storage.schema import labels, run_details, runs, steps, tags
 
 MAX_FACETS = 200
-MAX_VALUES = 50
 DETAILS_PAGE = 500
 AVERAGED = ("tok_s", "mat", "ttft_s", "draft_acceptance")
 SHORT_PROMPT = 200
@@ -156,14 +155,16 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     return Spread(mean, None if variance is None else math.sqrt(variance))
 
 
-def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
-    """The `value`s of an indexed column in ascending order, then one NULL.
+def distinct_values(connection: sa.Connection, column: sa.Column[str]) -> tuple[str, ...]:
+    """The first `MAX_FACETS` values of an indexed column, in ascending order.
 
     Each value takes one index lookup, so that not all of a million rows are read.
     """
-    values = sa.select(sa.func.min(column).label("value")).where(*where).cte(recursive=True)
-    after = sa.select(sa.func.min(column)).where(*where, column > values.c.value).scalar_subquery()
-    return values.union_all(sa.select(after).where(values.c.value.is_not(None)))
+    values = sa.select(sa.func.min(column).label("value")).cte(recursive=True)
+    after = sa.select(sa.func.min(column)).where(column > values.c.value).scalar_subquery()
+    values = values.union_all(sa.select(after).where(values.c.value.is_not(None)))
+    rows = connection.scalars(sa.select(values.c.value).limit(MAX_FACETS + 1))
+    return tuple(value for value in rows if value is not None)[:MAX_FACETS]
 
 
 def exists(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> bool:
@@ -262,24 +263,14 @@ class RunReader:
     def decoding_types(self) -> frozenset[str]:
         """The decoding types of the log's runs."""
         with self._database.transaction(reading=True) as connection:
-            names = connection.scalars(sa.select(distinct_values(runs.c.decoding_type).c.value))
-            return frozenset(name for name in names if name is not None)
+            return frozenset(distinct_values(connection, runs.c.decoding_type))
 
     def facets(self) -> Facets:
         """The distinct values of the filters."""
         with self._database.transaction(reading=True) as connection:
-
-            def first(column: sa.Column[Any], *where: Any, most: int) -> tuple[str, ...]:
-                values = sa.select(distinct_values(column, *where).c.value).limit(most + 1)
-                rows = connection.execute(values).scalars()
-                return tuple(value for value in rows if value is not None)[:most]
-
             return Facets(
-                targets=first(runs.c.target, most=MAX_FACETS),
-                methods=first(runs.c.method_title, most=MAX_FACETS),
-                tags=first(tags.c.tag, most=MAX_FACETS),
-                labels={
-                    key: first(labels.c.value, labels.c.key == key, most=MAX_VALUES)
-                    for key in first(labels.c.key, most=MAX_FACETS)
-                },
+                targets=distinct_values(connection, runs.c.target),
+                methods=distinct_values(connection, runs.c.method_title),
+                tags=distinct_values(connection, tags.c.tag),
+                labels=distinct_values(connection, labels.c.key),
             )

@@ -369,5 +369,5 @@ class Facets:
     targets: tuple[str, ...]
     methods: tuple[str, ...]
     tags: tuple[str, ...]
-    labels: Mapping[str, tuple[str, ...]]
-    """At most 50 values of each key."""
+    labels: tuple[str, ...]
+    """Their keys."""

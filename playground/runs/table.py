@@ -148,8 +148,6 @@ class RunTable:
         """
         facets = self.log.facets()
         filters = {f"tag = {tag}": f"tag {tag}" for tag in facets.tags}
-        for key, values in facets.labels.items():
-            filters |= {f"{LABEL_PREFIX}{key} = {value}": f"{key} = {value}" for value in values}
         names = self._benchmark_names()
         filters |= {f"benchmark_id = {i}": f"benchmark {name}" for i, name in names.items()}
         groups = [("experiment", ""), ("single requests", FLAT)]
