@@ -1,5 +1,6 @@
 """The run log: every run with its step records, in SQLite or PostgreSQL."""
 
+from storage.copying import copy_log as copy_log
 from storage.filters import EQUAL as EQUAL
 from storage.log import RunLog as RunLog
 from storage.records import EXTERNAL as EXTERNAL

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from storage.database import Database
 from storage.dialects import advisory_lock
+from storage.log import RunLog
 from storage.query import read_wholes
 from storage.schema import artifacts, benchmarks, runs
 from storage.writing import IMPORTED, write_whole
@@ -33,11 +34,14 @@ class CopyProgress:
         return self.runs + self.present + self.running
 
 
-def copy(source: Database, into: Database) -> Generator[CopyProgress, None, None]:
+def copy_log(from_log: RunLog, to_log: RunLog) -> Generator[CopyProgress, None, None]:
     """Copy all finished rows, oldest first; yields after each batch, which is one transaction.
 
     Existing rows are not changed, so an interrupted copy can be continued.
+
+    Raises StorageError: one of the databases failed.
     """
+    source, into = from_log._database, to_log._database
     with source.transaction(reading=True) as connection:
         query = sa.select(sa.func.count()).select_from(runs)
         total = connection.scalar(query) or 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import sqlalchemy as sa
 
-from storage import copying, owner, schema, writing
+from storage import owner, schema, writing
 from storage.benchmarks import Artifacts, Benchmarks, Experiments
-from storage.copying import CopyProgress
 from storage.database import Database
 from storage.dialects import advisory_lock
 from storage.query import RunReader, exists
@@ -200,13 +199,6 @@ class RunLog(RunReader):
         with self._database.transaction() as connection:
             advisory_lock(connection, "import")  # so that two imports add no run twice
             return writing.write_whole(connection, new)
-
-    def copy_from(self, source: RunLog) -> Generator[CopyProgress, None, None]:
-        """Copy all finished rows of another log; yields the progress.
-
-        Raises StorageError: one of the databases failed; copying again continues.
-        """
-        return copying.copy(source._database, self._database)
 
 
 def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:

@@ -165,13 +165,14 @@ class CopyOptions:
 def copy(options: CopyOptions) -> None:
     """Copy a log into another: runs, benchmarks, measurements, sweeps. Again adds what is new."""
     from playground.cli.terminal import Terminal, progress_bar
+    from storage import copy_log
 
     with (
         LogOptions(db=options.source).open_log() as source,
         LogOptions(db=options.into).open_log() as into,
         progress_bar(Terminal(stderr=True), "copying runs") as bar,
     ):
-        for progress in into.copy_from(source):
+        for progress in copy_log(source, into):
             bar(progress.done, total=progress.total)
     echo(
         f"{progress.runs} runs copied, {progress.present} were already there; "

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from playground.experiments.sweep.report import SweepStore
-from storage import RunLog, RunQuery, copying
+from storage import RunLog, RunQuery, copy_log, copying
 from tests.commands import invoke
 from tests.playground.sweeps.scripted import swept
 from tests.storage.conftest import (
@@ -77,7 +77,7 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
     of_going = begun_benchmark(source)
     source.artifacts.put("ranks", {}, meta={}, payload=b"s", benchmark_id=of_going)
     for again in (False, True):
-        *_, found = into.copy_from(source)
+        *_, found = copy_log(source, into)
         assert (found.runs, found.present) == ((0, 4) if again else (4, 0)) and found.running == 1
         assert (found.benchmarks, found.artifacts) == ((0, 0) if again else (1, 2))
     assert all_ids(into) == sorted(ids)
@@ -109,7 +109,7 @@ def test_what_is_there_is_not_overwritten(logs: tuple[RunLog, RunLog]) -> None:
     into.annotate(run_id, name="mine")
     into.set_deleted([run_id])
     assert into.write_whole([replace(stored, steps=stored.steps[:1])]) == 0
-    *_, found = into.copy_from(source)
+    *_, found = copy_log(source, into)
     assert found.present == 1
     kept = whole(into, run_id)
     assert (kept.run.name, kept.run.deleted, kept.steps) == ("mine", True, stored.steps)
@@ -121,10 +121,10 @@ def test_a_copy_that_was_cut_off_goes_on(
     monkeypatch.setattr(copying, "BATCH", 2)
     source, into = logs
     ids = [finished_run(source) for _ in range(5)]
-    cut = into.copy_from(source)
+    cut = copy_log(source, into)
     assert next(cut).done == 2
     cut.close()
-    *_, found = into.copy_from(source)
+    *_, found = copy_log(source, into)
     assert (found.runs, found.present) == (3, 2) and all_ids(into) == sorted(ids)
 
 
@@ -134,14 +134,14 @@ def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -
         theirs, ours = SweepStore(source), SweepStore(into)
         sweep = swept(theirs, trials=3)
         source.benchmarks.resume(sweep.row.id)
-        list(into.copy_from(source))
+        list(copy_log(source, into))
         assert ours.log.benchmarks.list(9, sweeps=True) == () and ours.trials(sweep.row.id) == (), (
             "it is going on"
         )
         source.benchmarks.finish(sweep.row.id, "completed", {})
         swept(ours, trials=2)
         for num_copied in (3, 0):
-            *_, progress = into.copy_from(source)
+            *_, progress = copy_log(source, into)
             assert progress.artifacts == num_copied
         copy = ours.load(sweep.row.id)
         assert copy.trials == theirs.load(sweep.row.id).trials
