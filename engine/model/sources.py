@@ -310,8 +310,11 @@ def atomic_write(file: Path) -> Iterator[Path]:
     partial = file.with_name(f"{file.name}.partial")
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        os.replace(partial, file)
+        try:
+            yield partial
+            os.replace(partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def export(options: ExportOptions) -> None:
     """Write runs to a file, oldest first: JSON has all of them, with every step."""
     from engine.errors import ConfigError
     from playground.cli.terminal import Terminal, progress_bar
-    from playground.runs.transfer import Kind, export_runs, writing
+    from playground.runs.transfer import Kind, export_runs, export_stream
 
     file, chosen_ids = options.file, tuple(options.ids or ())
     kind: Kind = "csv" if file.suffix == ".csv" else "json"
@@ -127,7 +127,7 @@ def export(options: ExportOptions) -> None:
         if not ids:
             raise ConfigError("No run matches; nothing was written.")
         with (
-            nullcontext(sys.stdout) if str(file) == "-" else writing(file) as stream,
+            nullcontext(sys.stdout) if str(file) == "-" else export_stream(file) as stream,
             progress_bar(Terminal(stderr=True), "exporting runs", len(ids)) as bar,
         ):
             for number in export_runs(log, ids, stream, kind):

@@ -10,11 +10,10 @@ import gzip
 import io
 import json
 import math
-import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC
 from itertools import chain, islice
@@ -24,7 +23,8 @@ from typing import IO, Any, Literal, cast, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
-from engine.safe_text import MAX_CHARS, csv_line, read_json, short, write_error_text
+from engine.model.sources import atomic_write, writing
+from engine.safe_text import MAX_CHARS, csv_line, read_json, short
 from storage import (
     MAX_NAME_CHARS,
     MAX_NOTE_CHARS,
@@ -76,28 +76,21 @@ def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind
 
 
 @contextmanager
-def writing(file: Path) -> Iterator[IO[str]]:
+def export_stream(file: Path) -> Iterator[IO[str]]:
     """A text stream into a file that is created only once complete; gzip if it ends in .gz.
 
     A special file (`/dev/stdout`, a pipe) is written to directly, never replaced.
 
     Raises ConfigError: the file cannot be written.
     """
-    special = file.exists() and not file.is_file()
-    part = file if special else file.parent / f".{file.name}.part"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        opener = cast(Any, gzip.open if file.suffix == ".gz" else open)
-        with opener(part, "wt", encoding="utf-8", newline="\n") as stream:
-            yield stream
-        if not special:
-            os.replace(part, file)
-    except OSError as error:
-        raise ConfigError(write_error_text(file, error)) from error
-    finally:
-        if not special:
-            with suppress(OSError):
-                part.unlink()
+    is_special = file.exists() and not file.is_file()
+    opener = cast(Any, gzip.open if file.suffix == ".gz" else open)
+    with (
+        writing(file),
+        nullcontext(file) if is_special else atomic_write(file) as place,
+        opener(place, "wt", encoding="utf-8", newline="\n") as stream,
+    ):
+        yield stream
 
 
 def run_line(stored: StoredRun) -> str:

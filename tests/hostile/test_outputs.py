@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ from engine.safe_text import MAX_FILE_NAME_BYTES, csv_line, file_name, json_text
 from playground.cli.streams import write_files
 from playground.cli.terminal import Terminal, progress_bar
 from playground.errors import Fault, attempt
-from playground.runs.transfer import writing as export_to
+from playground.runs.transfer import export_stream
 from storage import RunLog, StorageError
 from tests.commands import invoke, refused
 from tests.storage.conftest import finished_run
@@ -187,8 +188,22 @@ def test_a_full_output_and_odd_bytes_are_one_sentence(arguments: list[Any], tmp_
     assert done.returncode == 2
 
 
+def test_an_export_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "runs.json"
+    file.write_text("earlier")
+    for error in (OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
+        with pytest.raises((ConfigError, KeyboardInterrupt)), export_stream(file) as stream:
+            stream.write("half of it")
+            raise error
+    assert [one.name for one in tmp_path.iterdir()] == ["runs.json"]
+    assert file.read_text() == "earlier"
+    with export_stream(file) as stream:
+        stream.write("all of it")
+    assert file.read_text() == "all of it"
+
+
 def test_a_device_is_written_to_and_never_replaced(full: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the disk is full"), export_to(full) as stream:
+    with pytest.raises(ConfigError, match="the disk is full"), export_stream(full) as stream:
         stream.write("x" * 100_000)
     assert full.is_char_device()
     pipe = tmp_path / "pipe"
@@ -196,7 +211,7 @@ def test_a_device_is_written_to_and_never_replaced(full: Path, tmp_path: Path) -
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    with export_to(pipe) as stream:
+    with export_stream(pipe) as stream:
         stream.write("all of it")
     reader.join(10)
     assert read == ["all of it"] and pipe.is_fifo()
