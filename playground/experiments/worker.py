@@ -8,11 +8,10 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from engine.model.sources import TargetSpec
@@ -104,11 +103,7 @@ class Worker:
 
     def take_progress(self) -> list[Progress]:
         """The progress of the measurement since the last call."""
-        taken: list[Progress] = []
-        with suppress(Empty):
-            while True:
-                taken.append(self._progress.get_nowait())
-        return taken
+        return [self._progress.get_nowait() for _ in range(self._progress.qsize())]
 
     def stop(self) -> None:
         self._stop.set()
