@@ -56,9 +56,10 @@ def copy_log(from_log: RunLog, to_log: RunLog) -> Generator[CopyProgress, None, 
             advisory_lock(connection, "import")
             progress.runs += write_whole(connection, batch)
         yield progress
-    own, going = artifacts.c.benchmark_id, sa.select(benchmarks.c.id)
-    ended = own.is_(None) | own.not_in(going.where(benchmarks.c.status == "running"))
-    progress.artifacts = _copy(source, into, artifacts, ended)
+    benchmark_id = artifacts.c.benchmark_id
+    running = sa.select(benchmarks.c.id).where(benchmarks.c.status == "running")
+    is_final = benchmark_id.is_(None) | benchmark_id.not_in(running)
+    progress.artifacts = _copy(source, into, artifacts, is_final)
     yield progress
 
 

@@ -181,18 +181,18 @@ class Jobs:
                 job.cancel()
 
     def _run(self, job: Job, work: Callable[[], State]) -> None:
-        def ended_as() -> State:
+        def outcome_of_work() -> State:
             try:
                 return work()
             except CancelledError:
                 return "cancelled"
 
         job.state = "running"
-        ended = attempt(ended_as, where=f"job {job.id}")
-        if isinstance(ended, Fault):
-            job.error = ended.sentence
+        outcome = attempt(outcome_of_work, where=f"job {job.id}")
+        if isinstance(outcome, Fault):
+            job.error = outcome.sentence
         self._drop(job)
-        job.state = "failed" if isinstance(ended, Fault) else ended
+        job.state = "failed" if isinstance(outcome, Fault) else outcome
         job.over.set()
 
     def _drop(self, job: Job) -> None:

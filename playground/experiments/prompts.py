@@ -75,14 +75,14 @@ def in_order(groups: Iterable[str]) -> list[str]:
 
 def find_suite(name: str) -> PromptSuite:
     """A shipped or fetched suite by its name, or a file of prompts."""
-    known = known_suites()
-    if name in known:
-        return known[name]
+    suites = known_suites()
+    if name in suites:
+        return suites[name]
     path = Path(name).expanduser()
     if path.is_file():
         return read_suite_file(path)
-    hint = did_you_mean(name, known) or "Or give a file of prompts."
-    return known[validate_choice("--suite", name, known, hint)]
+    hint = did_you_mean(name, suites) or "Or give a file of prompts."
+    return suites[validate_choice("--suite", name, suites, hint)]
 
 
 def choose_items(
@@ -100,11 +100,11 @@ def choose_items(
     if len({suite.name for suite in suites}) < len(suites):
         raise ConfigError("Two suites have the same name. Give each file once, or rename one.")
     items = [item for suite in suites for item in items_of(suite)]
-    known = {item.category for item in items} | {item.group for item in items}
+    kinds = {item.category for item in items} | {item.group for item in items}
     for name in categories:
-        validate_choice("categories", name, sorted(known))
-    chosen_kinds = set(categories) or known
-    matching = [item for item in items if chosen_kinds & {item.category, item.group}]
+        validate_choice("categories", name, sorted(kinds))
+    kinds = set(categories) or kinds
+    matching = [item for item in items if kinds & {item.category, item.group}]
     if limit_per_category is None:
         return tuple(matching)
     members: dict[tuple[str, str], list[Item]] = {}

@@ -195,17 +195,17 @@ class VariedSetting(Settings):
 
 def parse_vary(text: str) -> VariedSetting:
     """`field=1:16`, `field=1:16:3`, `field=1:64:log` or `field=a,b,c`; values are read as YAML."""
-    name, _, given = (part.strip() for part in text.partition("="))
-    if not name or not given:
+    name, _, value_text = (part.strip() for part in text.partition("="))
+    if not name or not value_text:
         raise ConfigError(
             f"--vary takes field=low:high, field=low:high:step, field=low:high:log or "
             f"field=a,b,c, got {text!r:.80}."
         )
-    parts = given.split(":")
+    parts = value_text.split(":")
     ends = [_number(part) for part in parts[:2]]
     values: dict[str, Any] = {"field": name}
     if len(parts) == 1 or None in ends:
-        values["values"] = tuple(_scalar(part.strip(), text) for part in given.split(","))
+        values["values"] = tuple(_scalar(part.strip(), text) for part in value_text.split(","))
     else:
         values |= dict(zip(("low", "high"), ends, strict=True))
         if len(parts) > 3:

@@ -107,21 +107,21 @@ class TrainingWork:
 
         Raises ConfigError: another process trains into the folder.
         """
-        ended: dict[str, Any] = {"status": "failed"}
+        outcome: dict[str, Any] = {"status": "failed"}
         with self.folder.running():
             self.folder.write_plan(self.plan)
             self.note(phase="waiting")
             try:
                 yield
-                ended["status"] = "completed"
+                outcome["status"] = "completed"
             except (CancelledError, KeyboardInterrupt):
-                ended["status"] = "cancelled"
+                outcome["status"] = "cancelled"
                 raise
             except (PlaygroundError, StorageError) as fault:
-                ended["error"] = str(fault)
+                outcome["error"] = str(fault)
                 raise
             finally:
-                self.note(left_s=None, **ended)
+                self.note(left_s=None, **outcome)
 
     def run(self, target: Target) -> Generator[Event]:
         """All of the work, a step at a time; closing the generator saves a checkpoint."""
