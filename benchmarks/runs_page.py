@@ -168,7 +168,7 @@ def report(log: RunLog, repeats: int) -> None:
     queries = {**QUERIES, **{f"groups: {by}": {"group": by} for by in GROUPS}}
     for name, query in queries.items():
         _print(name, repeats, partial(rows, query))
-    _print("values to filter by", repeats, lambda: len(log.facets().targets))
+    _print("values to filter by", repeats, lambda: len(runs.menus([])["targets"]))
     _print("Deploy: what is offered", repeats, lambda: len(offered_runs(log)))
     _print("Generate: the menu of methods", repeats, lambda: len(menu.choices(TARGETS[0])))
     _print("the newest runs", repeats, lambda: len(log.rows(RunQuery())))

@@ -15,7 +15,7 @@ from storage.filters import conditions, count_of, is_finite, ordered_ids
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
-    Facets,
+    FacetKey,
     RunDetail,
     RunGroup,
     RunPage,
@@ -155,18 +155,6 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     return Spread(mean, None if variance is None else math.sqrt(variance))
 
 
-def distinct_values(connection: sa.Connection, column: sa.Column[str]) -> tuple[str, ...]:
-    """The first `MAX_FACETS` values of an indexed column, in ascending order.
-
-    Each value takes one index lookup, so that not all of a million rows are read.
-    """
-    values = sa.select(sa.func.min(column).label("value")).cte(recursive=True)
-    after = sa.select(sa.func.min(column)).where(column > values.c.value).scalar_subquery()
-    values = values.union_all(sa.select(after).where(values.c.value.is_not(None)))
-    rows = connection.scalars(sa.select(values.c.value).limit(MAX_FACETS + 1))
-    return tuple(value for value in rows if value is not None)[:MAX_FACETS]
-
-
 def exists(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> bool:
     """Whether a row meets the condition."""
     return bool(connection.scalar(sa.select(sa.exists().where(condition))))
@@ -260,17 +248,16 @@ class RunReader:
             groups.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
         return tuple(groups)
 
-    def decoding_types(self) -> frozenset[str]:
-        """The decoding types of the log's runs."""
-        with self._database.transaction(reading=True) as connection:
-            return frozenset(distinct_values(connection, runs.c.decoding_type))
+    def distinct_values(self, name: FacetKey) -> tuple[str, ...]:
+        """The first `MAX_FACETS` values of a column, tags, or keys of labels, in ascending order.
 
-    def facets(self) -> Facets:
-        """The distinct values of the filters."""
+        Each value takes one index lookup, so that not all of a million rows are read.
+        """
+        column = {"tag": tags.c.tag, "label": labels.c.key}.get(name, runs.c.get(name))
+        values = sa.select(sa.func.min(column).label("value")).cte(recursive=True)
+        after = sa.select(sa.func.min(column)).where(column > values.c.value).scalar_subquery()
+        values = values.union_all(sa.select(after).where(values.c.value.is_not(None)))
+        first = sa.select(values.c.value).limit(MAX_FACETS + 1)
         with self._database.transaction(reading=True) as connection:
-            return Facets(
-                targets=distinct_values(connection, runs.c.target),
-                methods=distinct_values(connection, runs.c.method_title),
-                tags=distinct_values(connection, tags.c.tag),
-                labels=distinct_values(connection, labels.c.key),
-            )
+            rows = connection.scalars(first).all()
+        return tuple(value for value in rows if value is not None)[:MAX_FACETS]

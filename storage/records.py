@@ -256,6 +256,8 @@ GroupKey = Literal[
     "target", "method_title", "setup_id", "prompt_id", "status", "dtype", "device", "benchmark_id"
 ]
 """Keys that runs are grouped by, besides `tag` and `label:KEY`."""
+FacetKey = Literal["target", "method_title", "decoding_type", "tag", "label"]
+"""What filters offer the values of."""
 LABEL_PREFIX = "label:"
 
 
@@ -360,14 +362,3 @@ class RunGroup:
     example: RunSummary
     """One of them."""
     figures: Mapping[str, Spread]
-
-
-@dataclass(frozen=True, slots=True)
-class Facets:
-    """The distinct values in the log that runs can be filtered by."""
-
-    targets: tuple[str, ...]
-    methods: tuple[str, ...]
-    tags: tuple[str, ...]
-    labels: tuple[str, ...]
-    """Their keys."""

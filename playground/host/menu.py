@@ -94,7 +94,7 @@ class MethodMenu:
         """The newest reliable speedups of single runs, by settings."""
         speedups: dict[str, float] = {}
         place = {name: getattr(current, name) for name in ("target", "dtype", "device")}
-        for name in self._log.decoding_types() - {PLAIN}:
+        for name in {*self._log.distinct_values("decoding_type")} - {PLAIN}:
             query = RunQuery(**place, decoding_type=name, status="completed", limit=MAX_SEARCHED)
             for row in self._log.rows(query):
                 settings = self._settings(row)

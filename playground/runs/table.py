@@ -146,16 +146,16 @@ class RunTable:
         Args:
             chosen: selected filters, listed even where the log has no such value.
         """
-        facets = self.log.facets()
-        filters = {f"tag = {tag}": f"tag {tag}" for tag in facets.tags}
+        values = self.log.distinct_values
+        filters = {f"tag = {tag}": f"tag {tag}" for tag in values("tag")}
         names = self._benchmark_names()
         filters |= {f"benchmark_id = {i}": f"benchmark {name}" for i, name in names.items()}
         groups = [("experiment", ""), ("single requests", FLAT)]
         groups += [(title, key) for key, title in GROUPS.items()]
-        groups += [(key, LABEL_PREFIX + key) for key in facets.labels]
+        groups += [(key, LABEL_PREFIX + key) for key in values("label")]
         return {
-            "targets": [("any", ""), *((name, name) for name in facets.targets)],
-            "methods": [("any", ""), *((name, name) for name in facets.methods)],
+            "targets": [("any", ""), *((name, name) for name in values("target"))],
+            "methods": [("any", ""), *((name, name) for name in values("method_title"))],
             "filters": [(filters.get(v, v), v) for v in dict.fromkeys([*filters, *chosen])],
             "groups": groups,
         }

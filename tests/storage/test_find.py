@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from itertools import product
 from statistics import harmonic_mean, stdev
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from storage import (
     StorageError,
     dialects,
 )
+from storage.records import FacetKey
 from tests.storage.conftest import finish, finished_run, new_run, timed_run
 
 
@@ -162,12 +163,12 @@ def test_groups_by_label_and_tag_have_the_runs_without(log: RunLog) -> None:
     assert by_tag == {"a": 2, "b": 1, None: 1}
 
 
-def test_facets_are_the_different_values(log: RunLog) -> None:
+def test_distinct_values_are_listed_in_order(log: RunLog) -> None:
     finished_run(log, target="a", method_title="B", tags=("t",), labels={"turn": "1", "suite": "s"})
     finished_run(log, target="a", method_title="A", labels={"turn": "0"})
-    facets = log.facets()
-    assert (facets.targets, facets.methods, facets.tags) == (("a",), ("A", "B"), ("t",))
-    assert facets.labels == ("suite", "turn")
+    values = {"target": ("a",), "method_title": ("A", "B"), "decoding_type": ("NGram",)}
+    values |= {"tag": ("t",), "label": ("suite", "turn")}
+    assert {name: log.distinct_values(name) for name in get_args(FacetKey)} == values
 
 
 def test_speedups_of_an_experiment_count_completed_timed_runs_only(log: RunLog) -> None:

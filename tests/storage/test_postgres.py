@@ -93,7 +93,7 @@ def test_many_processes_write_one_log_while_it_is_read(pg: str, pg_log: RunLog) 
     while any(writer.poll() is None for writer in writers):
         asked = time.monotonic()
         pg_log.experiments.page(RunQuery())
-        pg_log.facets()
+        pg_log.distinct_values("label")
         slowest = max(slowest, time.monotonic() - asked)
         time.sleep(0.2)
     said = [writer.communicate()[1] for writer in writers]
