@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from engine.metrics import EQUAL_MARGIN, ratio, speedup, tok_s
-from storage import DecodeTotals, SpeedupCounts
+from storage import SpeedupCounts
 
 Doubt = Literal["cheap step", "apart", "drift", "noise"]
 DOUBTS: dict[Doubt, str] = {
@@ -51,12 +51,10 @@ def doubt_of(
 
 
 def trusted_speedup(counts: SpeedupCounts) -> float | None:
-    """Speedup of a configuration from its totals; None where the baseline is unreliable."""
+    """Speedup of a configuration: the tokens of all runs over the seconds of all runs, compared.
+
+    None where the baseline is unreliable.
+    """
     if doubt_of(*(ratio(side.decode_s, side.num_steps) for side in counts)):
         return None
-    return speedup(pooled_tok_s(counts.own), pooled_tok_s(counts.plain))
-
-
-def pooled_tok_s(totals: DecodeTotals) -> float | None:
-    """Tokens of all runs over the seconds of all runs."""
-    return tok_s([(totals.num_tokens + 1, totals.decode_s)])
+    return speedup(*(tok_s([(side.num_tokens + 1, side.decode_s)]) for side in counts))
