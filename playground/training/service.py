@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -24,7 +23,6 @@ from playground.training.folder import TrainingFolder, TrainingProgress
 from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
 
-NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 DRAFT_LEN = 3
 """Default draft length of an exported head in a serving engine."""
 STATUS_WORDS = {
@@ -218,10 +216,9 @@ class Trainings:
         return TrainingState(folder.plan, now, job, folder.curve(), folder.card, folder.path)
 
     def _folder(self, name: str) -> TrainingFolder:
-        folder = TrainingFolder(self._heads / name)
-        if not NAME.fullmatch(name) or not folder.exists:
+        if name not in self.newest():
             raise ConfigError(f"No training is named {name!r:.80}.")
-        return folder
+        return TrainingFolder(self._heads / name)
 
     def _measured(self, name: str) -> TrainingFolder:
         folder = self._folder(name)
