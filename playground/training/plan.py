@@ -139,7 +139,7 @@ def prompts_of_runs(log: RunLog, target: str) -> tuple[GivenPrompt, ...]:
     """
     rows = log.rows(RunQuery(target=target, limit=MAX_RUNS))
     newest = {row.prompt_id: row.id for row in reversed(rows)}
-    runs = filter(None, (log.get(run_id) for run_id in newest.values()))
+    runs = log.details([*newest.values()])
     texts = dict.fromkeys(run.prompt_text for run in runs if run.prompt_text.strip())
     if not texts:
         raise ConfigError(f"The log has no run of {target}. Generate something with it first.")
