@@ -101,8 +101,6 @@ class RunLog(RunReader):
             "first_text": text,
         }
         self._database.persist(lambda connection: _change(connection, run_id, **values))
-        for watcher in self.watchers:
-            watcher.prefilled(num_prompt_tokens=num_prompt_tokens, ttft_s=ttft_s)
 
     def add_steps(
         self, run_id: str, new: Sequence[StepRow], metrics: Mapping[str, Any] | None = None

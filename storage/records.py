@@ -98,9 +98,6 @@ class StepRow:
 class LogWatcher(Protocol):
     """Is notified of writes, on the thread that wrote."""
 
-    def prefilled(self, *, num_prompt_tokens: int, ttft_s: float) -> None:
-        """A run has its first token."""
-
     def stepped(self, steps: Sequence[StepRow]) -> None:
         """A run has taken these steps."""
 

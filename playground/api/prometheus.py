@@ -51,11 +51,6 @@ class PrometheusMetrics:
 
     # ---- `storage.LogWatcher`
 
-    def prefilled(self, *, num_prompt_tokens: int, ttft_s: float) -> None:
-        self._prompt.inc(num_prompt_tokens)
-        self._generated.inc()
-        self._ttft.observe(ttft_s)
-
     def stepped(self, steps: Sequence[StepRow]) -> None:
         self._generated.inc(sum(step.num_committed for step in steps))
 
@@ -70,6 +65,9 @@ class PrometheusMetrics:
         if metrics.get("itl_ms"):
             self._itl.observe(metrics["itl_ms"] / 1000)
         if metrics.get("ttft_s") is not None:
+            self._prompt.inc(metrics["num_prompt_tokens"])
+            self._generated.inc()  # the first token, which the prefill commits
+            self._ttft.observe(metrics["ttft_s"])
             self._latency.observe(metrics["ttft_s"] + metrics["decode_s"])
 
 
