@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import ROOT, TARGET, read_options
 from engine import formats
 from playground.experiments.statistics import differ
-from playground.experiments.sweep.report import SweepStore, as_good, best_of
+from playground.experiments.sweep.report import SweepResults, SweepStore
 from playground.experiments.sweep.trials import Trial
 from storage import RunLog
 
@@ -43,20 +43,19 @@ def main() -> None:
             run_sweep(str(Path(folder) / f"{number}.db"), (*arguments, *more))
             for number, more in enumerate(ways.values())
         ]
-    for name, (seconds, trials) in zip(ways, results, strict=True):
-        best = best_of(trials, "speedup")
-        done = sum(trial.outcome == "measured" for trial in trials)
-        print(f"{name}: {seconds:.0f} s, {done} of {len(trials)} trials measured")
-        if best is None:  # other programs on the machine have made every speedup doubtful
+    for name, (seconds, sweep) in zip(ways, results, strict=True):
+        done = sum(trial.outcome == "measured" for trial in sweep.trials)
+        print(f"{name}: {seconds:.0f} s, {done} of {len(sweep.trials)} trials measured")
+        if sweep.best is None:  # other programs on the machine have made every speedup doubtful
             print("  best: none, for no speedup is reliable")
             continue
-        ties = [settings(trial.point) for trial in as_good(best, trials, "speedup")]
-        print(f"  best: {settings(best.point)}; as good: {'; '.join(ties) or 'none'}")
-    compare(list(ways), [{settings(t.point): t for t in trials} for _, trials in results])
+        ties = [settings(sweep.trial(number).point) for number in sweep.ties]
+        print(f"  best: {settings(sweep.best.point)}; as good: {'; '.join(ties) or 'none'}")
+    compare(list(ways), [{settings(t.point): t for t in sweep.trials} for _, sweep in results])
 
 
-def run_sweep(db: str, arguments: tuple[str, ...]) -> tuple[float, tuple[Trial, ...]]:
-    """Seconds of a sweep from the command to its end, and its trials."""
+def run_sweep(db: str, arguments: tuple[str, ...]) -> tuple[float, SweepResults]:
+    """Seconds of a sweep from the command to its end, and its results."""
     command = [sys.executable, "app.py", "sweep", "--grid", "--db", db, *arguments]
     began_s = time.monotonic()
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -64,7 +63,7 @@ def run_sweep(db: str, arguments: tuple[str, ...]) -> tuple[float, tuple[Trial, 
     seconds = time.monotonic() - began_s
     with RunLog.open(db) as log:
         (sweep,) = log.benchmarks.list(sweeps=True)
-        return seconds, SweepStore(log).load(sweep.id).trials
+        return seconds, SweepStore(log).load(sweep.id)
 
 
 def compare(ways: list[str], results: list[dict[str, Trial]]) -> None:
@@ -73,11 +72,11 @@ def compare(ways: list[str], results: list[dict[str, Trial]]) -> None:
     num_agree = num = 0
     for point, one in results[0].items():
         other = results[1].get(point)
-        if other is None or one.figures is None or other.figures is None:
+        if other is None or one.section is None or other.section is None:
             continue
-        agree = not differ(one.figures.counts, other.figures.counts)
+        agree = not differ(one.counts, other.counts)
         num, num_agree = num + 1, num_agree + agree
-        shown = (formats.speedup(figures.speedup) for figures in (one.figures, other.figures))
+        shown = (formats.speedup(trial.value("speedup")) for trial in (one, other))
         print(f"{point:46}{''.join(f'{text:>20}' for text in shown)}  {'yes' if agree else 'no'}")
     print(f"{num_agree} of {num} agree")
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.safe_text import json_text
 from playground.cli.bench import ExperimentOptions, run_experiment
 from playground.cli.options import METHOD_HELP, MethodOptions, command, option
 from playground.cli.streams import EXIT_INTERRUPTED, note, write_files, write_output
 
 if TYPE_CHECKING:
     from playground.experiments.plan import SweepPlan
-    from playground.experiments.sweep.report import SweepReport
+    from playground.experiments.sweep.report import SweepResults
 
 
 @dataclass(kw_only=True)
@@ -92,33 +91,32 @@ def sweep(options: SweepOptions) -> None:
         raise ConfigError("--resume completes the plan of the log, so it takes no --trials.")
     with options.open_log() as log:
         store, resumed = SweepStore(log), options.resume
-        plan = store.load(resumed).plan if resumed else options.plan()
+        plan = store.stored(resumed)[1] if resumed else options.plan()
         experiment = Sweep(store, plan, benchmark_id=resumed)
 
         def heading(here: Mapping[str, Any]) -> str:
             return f"{plan.about}\nsweep {experiment.id}"
 
         summary = run_experiment(options, experiment, heading, resume=resumed is not None)
-        stored = store.load(experiment.id)
-        _print_report(options, stored)
+        _print_results(options, store.load(experiment.id))
     if summary.cancelled:
         note(f"Stopped. Resume with: app.py sweep --resume {experiment.id}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _print_report(options: SweepOptions, report: SweepReport) -> None:
+def _print_results(options: SweepOptions, results: SweepResults) -> None:
     from playground.cli.terminal import print_wide, table
 
     if options.as_json:
-        write_output(json_text(report.to_dict(), indent=1) + "\n", None)
+        write_output(results.json_text() + "\n", None)
     else:
-        (_, _, *heads), rows = report.table(best_first=True)
+        (_, _, *heads), rows = results.table(best_first=True)
         lines = [
-            [number.text, *(cell.text for cell in cells), outcome.hint or outcome.text]
+            [number.text, *(cell.line for cell in cells), outcome.hint or outcome.text]
             for number, outcome, *cells in rows
         ]
-        trials = table(f"Sweep {report.row.name}", [*heads, "outcome"], lines)
-        print_wide(trials, report.verdict or "Nothing was measured.")
-    if options.output is not None and report.best is not None:
-        write_files(options.output.parent, {options.output.name: report.preset_yaml()})
+        trials = table(f"Sweep {results.benchmark.name}", [*heads, "outcome"], lines)
+        print_wide(trials, results.report.headline or "Nothing was measured.")
+    if options.output is not None and results.best is not None:
+        write_files(options.output.parent, {options.output.name: results.preset_yaml()})
         note(f"wrote {options.output}: use it with --method {options.output}")

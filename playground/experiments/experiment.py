@@ -18,7 +18,7 @@ from engine.errors import ConfigError, PlaygroundError
 from playground.errors import attempt
 from playground.experiments.chooser import Chooser
 from playground.experiments.cluster import Workers
-from playground.experiments.finished import finished_requests
+from playground.experiments.finished import finished_requests, runs_of
 from playground.experiments.job import Job, Progress, submit
 from playground.experiments.measurement import Measurement, OnRound, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan
@@ -83,7 +83,7 @@ class Experiment(Job):
     @property
     def runs(self) -> RunQuery:
         """Selects its runs in the log."""
-        return RunQuery(benchmark_id=self.id)
+        return runs_of(self.id, sweep=self.plan.kind == "sweep")
 
     # ---- measuring
 

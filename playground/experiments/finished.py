@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from engine.metrics import mat, tok_s
@@ -24,6 +24,7 @@ class FinishedRequest:
     """A finished request. Seconds; counts of accepted tokens are before any cut.
 
     Attributes:
+        benchmark_id: its experiment; in a sweep its trial.
         decode_s: first commit → last commit; 0 where the first token was the only one.
         at_least: steps that accepted at least 1, 2, … draft tokens.
         split_s: seconds in each part of `PARTS`, over all steps.
@@ -33,6 +34,7 @@ class FinishedRequest:
     """
 
     run_id: str
+    benchmark_id: str
     suite: str
     category: str
     group: str
@@ -103,6 +105,7 @@ class FinishedRequest:
         labelled: dict[str, Any] = {name: labels[name] for name in LABELS}
         return cls(
             run_id=run.id,
+            benchmark_id=run.benchmark_id or "",
             turn=int(labels["turn"]),
             repeat=int(labels["repeat"]),
             **labelled,
@@ -130,21 +133,29 @@ def pair_requests(own: Iterable[FinishedRequest], plain: Iterable[FinishedReques
     return [(request, partner) for request, partner in both if partner is not None]
 
 
+def runs_of(benchmark_id: str, *, sweep: bool = False) -> RunQuery:
+    """Selects the runs of an experiment; those of a sweep carry the ids of its trials."""
+    if sweep:
+        return RunQuery(experiment=f"sweep:{benchmark_id}")
+    return RunQuery(benchmark_id=benchmark_id)
+
+
 def finished_requests(
-    log: RunLog, benchmark_id: str, known: Iterable[FinishedRequest] = ()
+    log: RunLog, benchmark_id: str, known: Iterable[FinishedRequest] = (), *, sweep: bool = False
 ) -> list[FinishedRequest]:
     """The completed requests of an experiment, each once (its newest run).
 
     Args:
         known: requests that were read before and need not be read again.
     """
-    ids = log.ids(RunQuery(benchmark_id=benchmark_id, status="completed", descending=False))
+    runs = runs_of(benchmark_id, sweep=sweep)
+    ids = log.ids(replace(runs, status="completed", descending=False))
     requests = {request.run_id: request for request in known}
     for run in log.details([run_id for run_id in ids if run_id not in requests]):
         if "configuration" in run.labels:
             requests[run.id] = FinishedRequest.of(run)
     read = [requests[run_id] for run_id in ids if run_id in requests]
-    return list({request.key: request for request in read}.values())
+    return list({(request.benchmark_id, request.key): request for request in read}.values())
 
 
 def plain_pairs(requests: Sequence[FinishedRequest], name: str, plan: ExperimentPlan) -> list[Pair]:

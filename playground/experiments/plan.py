@@ -24,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import plural
 from engine.model.sources import TargetSpec
-from playground.experiments.space import Objective, OptunaSearch, Space
+from playground.experiments.space import OptunaSearch, Space
 from playground.host.catalog import MethodTypes, stored_config
 from storage import PLAIN
 
@@ -35,14 +35,6 @@ of any other suite is then continued as plain text."""
 MAX_REPEATS = 100
 METHOD = "trial"
 """Configuration name of the method in the runs of a trial; plain decoding keeps its own."""
-OBJECTIVES: dict[Objective, tuple[str, str]] = {
-    "speedup": (
-        "speedup",
-        "tok/s over the tok/s of plain decoding, both run in turn on every prompt of the trial",
-    ),
-    "mat": ("MAT", "1 + accepted draft tokens / steps, before any cut by EOS or length"),
-}
-"""Title and formula of each objective that a sweep may maximise."""
 Kind = Literal["benchmark", "compare", "fastest", "sweep", "trial"]
 """What an experiment is for; a trial is one point of a sweep."""
 

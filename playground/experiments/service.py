@@ -14,7 +14,7 @@ from engine.errors import ConfigError, validate_choice
 from playground.experiments.cluster import PoolConfig, workers
 from playground.experiments.comparison import Comparison
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import finished_requests
+from playground.experiments.finished import finished_requests, runs_of
 from playground.experiments.job import Jobs, State, time_left
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, SweepPlan
@@ -26,13 +26,13 @@ from playground.experiments.report.report import (
     stored_experiment,
     unknown_experiment,
 )
-from playground.experiments.sweep.report import SweepReport, SweepStore
+from playground.experiments.sweep.report import SweepResults, SweepStore
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.worker import WorkerConfig
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
 from presets import PromptSuite
-from storage import Benchmark, BenchmarkHead, RunQuery
+from storage import Benchmark, BenchmarkHead
 
 MAX_FILES = 16
 MAX_LISTED = 100
@@ -59,7 +59,7 @@ class ExperimentState:
     Attributes:
         job: its job, if this server runs it.
         version: differs whenever there are new measurements.
-        results: the data of its report; of a sweep a `SweepReport`.
+        results: its report; of a sweep `SweepResults`.
     """
 
     row: Benchmark
@@ -81,7 +81,7 @@ class ExperimentState:
         now, sweep = self.job and self.job.progress, self.results
         is_search = self.job is not None and self.job.plan.kind == "fastest"
         parts = [f"{now.num_done} of {now.num_planned}"] if now and not is_search else []
-        if isinstance(sweep, SweepReport):
+        if isinstance(sweep, SweepResults):
             parts = [f"{sweep.num_done} of {sweep.plan.num_trials} trials"]
         if now:
             parts += [time_left(now.eta_s), f"{now.num_failed} failed" if now.num_failed else ""]
@@ -164,7 +164,7 @@ class Experiments:
         """
         head = self._log.benchmarks.get(benchmark_id)
         if head is not None and head.plan.get("kind") == "sweep":
-            plan: ExperimentPlan = self.sweeps.load(benchmark_id).plan
+            plan: ExperimentPlan = self.sweeps.stored(benchmark_id)[1]
         else:
             plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
         experiment = self._experiment(plan, benchmark_id)
@@ -177,7 +177,7 @@ class Experiments:
             return Experiment(self._log, plan, benchmark_id=benchmark_id)
         for job in self._jobs.running():
             if isinstance(job, Sweep):
-                name = self.sweeps.load(job.id).row.name
+                name = self.sweeps.stored(job.id)[0].name
                 raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
         return Sweep(self.sweeps, plan, benchmark_id=benchmark_id)
 
@@ -232,34 +232,35 @@ class Experiments:
     def newest(self, *, sweeps: bool = False) -> tuple[BenchmarkHead, ...]:
         return self._log.benchmarks.list(MAX_LISTED, sweeps=sweeps)
 
-    def look(self, benchmark_id: str) -> ExperimentState:
+    def look(self, benchmark_id: str, *, sweep: bool = False) -> ExperimentState:
         """The state of an experiment; its plan and requests are read only when they changed."""
         job, head = self.job(benchmark_id), self._log.benchmarks.head(benchmark_id)
         if head is None:
             raise unknown_experiment(benchmark_id)
-        version, results = (job and job.results) or self._report(head)
+        live = job.results if job is not None and not sweep else None
+        version, results = live or self._report(head, sweep=sweep)
         now = {field.name: getattr(head, field.name) for field in fields(BenchmarkHead)}
         return ExperimentState(replace(results.benchmark, **now), job, version, results)
-
-    def look_at_sweep(self, key: str) -> ExperimentState:
-        """The state of a sweep."""
-        report = self.sweeps.load(key)
-        row = report.row
-        version = str(zlib.crc32(repr((report.trials, row.status)).encode()))
-        return ExperimentState(row, self.job(row.id), version, report)
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""
         text_of = FILES[validate_choice("name", name, FILES)]
         return text_of(read_results(self._log, benchmark_id, types=self.catalog.types))
 
-    def _report(self, head: BenchmarkHead) -> Report:
-        """The cached report, updated when more requests are finished."""
-        completed = RunQuery(benchmark_id=head.id, status="completed")
-        version = f"{head.status} {len(self._log.ids(completed))}"
+    def _report(self, head: BenchmarkHead, *, sweep: bool) -> Report:
+        """The cached report, updated when more requests are finished.
+
+        While a sweep is running, it is updated only when a trial begins or ends.
+        """
+        runs = replace(runs_of(head.id, sweep=sweep), status="completed")
+        by_trial = sweep and head.status == "running"
+        state = self.sweeps.trials(head.id) if by_trial else self._log.ids(runs)
+        version = f"{head.status} {zlib.crc32(repr((sweep, state)).encode())}"
 
         def read(last: Report | None) -> Report:
             known = () if last is None else last[1].requests
+            if sweep:
+                return version, self.sweeps.load(head.id, known)
             requests = finished_requests(self._log, head.id, known)
             return version, read_results(self._log, head.id, requests, self.catalog.types)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import gradio as gr
 
@@ -13,11 +13,12 @@ from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
 from playground.experiments.forms import SweepForm
-from playground.experiments.plan import OBJECTIVES, SweepPlan
+from playground.experiments.plan import SweepPlan
+from playground.experiments.report.columns import COLUMNS
 from playground.experiments.service import ExperimentState
-from playground.experiments.space import point_text, tunables_of
+from playground.experiments.space import Objective, point_text, tunables_of
 from playground.experiments.sweep.plots import NOTES, sweep_figure
-from playground.experiments.sweep.report import FORMULAS, SweepReport
+from playground.experiments.sweep.report import AS_GOOD, SweepResults
 from playground.experiments.sweep.trials import Trial
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
@@ -36,8 +37,9 @@ CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
 <p class="headline">{{ point }}</p>
 <p class="figures">
-{% for name, title, text, formula in figures %}
-  <span><b data-figure="{{ name }}">{{ text }}</b> {{ title | term(formula) }}</span>
+{% for name, column, cell in figures %}
+  <span><b data-figure="{{ name }}">{{ cell.line }}</b>
+  {{ column.title | term(column.formula) }}</span>
 {% endfor %}
 </p>
 <p class="remark">{{ remark }}</p></div>
@@ -59,7 +61,7 @@ class SweepPage(ExperimentPage):
         methods = self.method_menu.drafting(targets[0][1])
         fastest, keys = self.catalog.first_method(targets[0][1], alone=True), dict(methods).values()
         first = fastest if fastest in keys else methods[0][1]
-        titles = [(title, key) for key, (title, _) in OBJECTIVES.items()]
+        titles = [(COLUMNS[key].title, key) for key in get_args(Objective)]
         suites = [(suite.title, name) for name, suite in self.catalog.suites.items()]
         suite = SweepForm.model_fields["suite"].default
         suite = suite if suite in self.catalog.suites else suites[0][1]
@@ -153,9 +155,9 @@ class SweepPage(ExperimentPage):
     # ---- the report
 
     def read(self, key: str) -> ExperimentState:
-        return self.experiments.look_at_sweep(key)
+        return self.experiments.look(key, sweep=True)
 
-    def report(self, results: SweepReport, *options: Any) -> list[Any]:
+    def report(self, results: SweepResults, *options: Any) -> list[Any]:
         trial, kind = options
         numbers = [str(one.number) for one in results.trials]
         trial = trial if trial in numbers else BEST
@@ -174,9 +176,9 @@ class SweepPage(ExperimentPage):
         """Open a trial's settings on the Generate page."""
 
         def use(picked: Any, trial: Any) -> Updates:
-            report = self.experiments.sweeps.load(read_key(picked))
-            settings = report.config(number_of(trial)).model_dump(exclude={"decoding_type"})
-            return generate.open(report.plan.target.name, report.plan.swept.name, settings)
+            results = self.read(read_key(picked)).results
+            settings = results.config(number_of(trial)).model_dump(exclude={"decoding_type"})
+            return generate.open(results.plan.target.name, results.plan.swept.name, settings)
 
         open_on_click(self.use, use, [self.picker, self.trial], generate.open_outputs, self.state)
 
@@ -202,20 +204,17 @@ def number_of(trial: object) -> int | None:
     return int(trial)
 
 
-def card_html(report: SweepReport, trial: Trial) -> str:
-    """A trial: its settings, figures, and a remark."""
-    is_best = trial == report.best
-    remark = report.verdict if is_best else ""
-    if reason := report.reason(trial):
-        remark = f"{report.result_text(trial)}: {reason}"
-    elif trial.number in report.ties:
-        remark = f"As good as the best: {FORMULAS['as_good']}."
+def card_html(results: SweepResults, trial: Trial) -> str:
+    """A trial: its settings, all its figures, and a remark."""
+    is_best = trial is results.best
+    remark = results.report.headline if is_best else ""
+    if reason := results.reason(trial):
+        remark = f"{results.result_text(trial)}: {reason}"
+    elif trial.number in results.ties:
+        remark = f"As good as the best: {AS_GOOD}."
     return CARD.render(
         title=f"Best: trial {trial.number}" if is_best else f"Trial {trial.number}",
         point=point_text(trial.point),
-        figures=[
-            (name, title, report.figure(trial, name), formula)
-            for name, title, formula in report.columns
-        ],
-        remark=f"{report.plan.about}. {remark}",
+        figures=[(name, column, trial.cell(column)) for name, column in COLUMNS.items()],
+        remark=f"{results.plan.about}. {remark}",
     )

@@ -150,7 +150,10 @@ def swept(folder: Path) -> dict[Any, Any]:
         assert head.status == "completed"
         sweep = SweepStore(log).load(head.id)
         return {
-            trial.key: (trial.outcome, answers(log, trial_benchmark_id(sweep.row.id, trial.point)))
+            trial.key: (
+                trial.outcome,
+                answers(log, trial_benchmark_id(sweep.benchmark.id, trial.point)),
+            )
             for trial in sweep.trials
         }
 

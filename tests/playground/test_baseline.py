@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from engine.drafters import methods
 from engine.metrics import EQUAL_MARGIN
 from playground.deploy import offered_runs
 from playground.experiments.finished import Pair
+from playground.experiments.plan import BASELINE_NAME, METHOD
 from playground.experiments.report.report import make_report
 from playground.experiments.statistics import Totals
-from playground.experiments.sweep.trials import figures_of
+from playground.experiments.sweep.trials import Trial, with_figures
 from playground.host.baseline import Doubt, doubt_of, trusted_speedup
 from playground.host.plain import PlainStep
 from playground.host.result import compare_with_plain
@@ -24,11 +26,13 @@ from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import DecodeTotals, RunLog, SpeedupCounts
 from tests.playground.bench.requests import measured, plan_of
+from tests.playground.sweeps.scripted import plan as sweep_plan
 from tests.playground.test_menu import experiment, label_of
 from tests.playground.test_run_list import SURE
 from tests.storage.conftest import finish, timed_run
 
 seconds = st.floats(1e-3, 10.0)
+SWEEP = sweep_plan()
 
 
 @st.composite
@@ -63,8 +67,14 @@ def of_report(pairs: list[Pair]) -> Iterator[float | None]:
 
 
 def of_sweep(pairs: list[Pair]) -> Iterator[float | None]:
-    figures = figures_of(pairs, "speedup")
-    yield from (figures.value("speedup"), figures.speedup, figures.told("speedup"))
+    requests = [
+        replace(one, configuration=name)
+        for pair in pairs
+        for one, name in zip(pair, (METHOD, BASELINE_NAME), strict=True)
+    ]
+    trial = with_figures(Trial(1, {"max_draft_len": 4}, "measured"), SWEEP, requests)
+    assert trial.section is not None
+    yield from (trial.value("speedup"), trial.told("speedup"))
 
 
 def of_log(pairs: list[Pair]) -> Iterator[float | None]:

@@ -133,18 +133,18 @@ def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -
         source, into = RunLog.open(str(tmp_path / "a.db")), RunLog.open(url)
         theirs, ours = SweepStore(source), SweepStore(into)
         sweep = swept(theirs, trials=3)
-        source.benchmarks.resume(sweep.row.id)
+        source.benchmarks.resume(sweep.benchmark.id)
         list(copy_log(source, into))
-        assert ours.log.benchmarks.list(9, sweeps=True) == () and ours.trials(sweep.row.id) == (), (
-            "it is going on"
-        )
-        source.benchmarks.finish(sweep.row.id, "completed", {})
+        assert (
+            ours.log.benchmarks.list(9, sweeps=True) == () and ours.trials(sweep.benchmark.id) == ()
+        ), "it is going on"
+        source.benchmarks.finish(sweep.benchmark.id, "completed", {})
         swept(ours, trials=2)
         for num_copied in (3, 0):
             *_, progress = copy_log(source, into)
             assert progress.artifacts == num_copied
-        copy = ours.load(sweep.row.id)
-        assert copy.trials == theirs.load(sweep.row.id).trials
+        copy = ours.load(sweep.benchmark.id)
+        assert copy.trials == theirs.load(sweep.benchmark.id).trials
         assert copy.plan.to_dict() == sweep.plan.to_dict()
         for one in (source, into):
             one.close()

@@ -20,8 +20,8 @@ GENAI_UNITS = {"ms": "ms", "length": "tokens"}
 _STATISTICS = tuple(field.name for field in fields(Statistic))
 
 
-def json_text(results: Results) -> str:
-    """The whole report, with its plan and the definition of each figure."""
+def json_text(results: Results, **more: Any) -> str:
+    """The whole report, with its plan, the definition of each figure, and further fields."""
     benchmark = results.benchmark
     plan = {key: value for key, value in results.plan.to_dict().items() if key != "items"}
     names = [f.name for f in fields(FinishedRequest) if f.name not in ("output_ids", "text")]
@@ -41,6 +41,7 @@ def json_text(results: Results) -> str:
         "requests": [
             {name: getattr(request, name) for name in names} for request in results.requests
         ],
+        **more,
     }
     return safe_text.json_text(whole, indent=1)
 
@@ -129,7 +130,7 @@ def _genai_perf(latency: LatencyTable) -> tuple[dict[str, Any], str]:
 
 def requests_csv(results: Results) -> str:
     """One line per finished request."""
-    left_out = ("at_least", "split_s", "output_ids", "text")
+    left_out = ("benchmark_id", "at_least", "split_s", "output_ids", "text")
     names = [f.name for f in fields(FinishedRequest) if f.name not in left_out]
     names += ["latency_s", "tok_s", "mat"]
     rows = [[*(getattr(r, n) for n in names), *r.split_s] for r in results.requests]

@@ -21,6 +21,7 @@ from playground.experiments.finished import (
     Pair,
     finished_requests,
     pair_requests,
+    runs_of,
 )
 from playground.experiments.plan import Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import in_order
@@ -168,9 +169,9 @@ class Report:
 
     Attributes:
         headline: which configuration is fastest, in sentences.
-        fastest: its name; None unless the intervals tell it from all others.
         leader: the one with the highest speedup, however certain; plain decoding where none is
             above `MIN_GAIN`.
+        fastest: the name of the fastest; None unless the intervals tell it from all others.
         recommendation: which method to use, of a search that is over; else empty.
         dropped: configurations that a search has dropped because they were slower.
     """
@@ -179,10 +180,10 @@ class Report:
     groups: tuple[str, ...]
     num_done: int
     headline: str
-    fastest: str | None
     leader: str
-    recommendation: str
-    dropped: tuple[str, ...]
+    fastest: str | None = None
+    recommendation: str = ""
+    dropped: tuple[str, ...] = ()
 
     def section(self, name: str) -> Section:
         return next(section for section in self.configurations if section.name == name)
@@ -211,7 +212,7 @@ def make_report(
     plain = by_name[plan.reference.name]
     faults = faults or {}
     first, *sections = (
-        _section(one, by_name[one.name], plain, examined, faults.get(one.name, ""))
+        make_section(one, by_name[one.name], plain, examined, faults.get(one.name, ""))
         for one in plan.configurations
     )
     running = Chooser.of(plan, requests, faults).running
@@ -229,7 +230,7 @@ def make_report(
     preliminary = "" if is_whole else so_far
     text, fastest = headline(first.name, contenders, over, preliminary=preliminary)
     kept = [one for one in sections if one.name not in dropped]
-    leader = max([first, *kept], key=lambda one: MIN_GAIN if one.reference else one.ratio)
+    leader = leader_of([first, *kept])
     is_found = is_search and is_whole and any(one.ratio for one in sections)
     return Report(
         configurations=(first, *sections),
@@ -241,6 +242,11 @@ def make_report(
         recommendation=_recommendation(leader, over(leader.name, first.name)) if is_found else "",
         dropped=dropped,
     )
+
+
+def leader_of(sections: Sequence[Section]) -> Section:
+    """The section with the highest speedup; plain decoding's where none is above `MIN_GAIN`."""
+    return max(sections, key=lambda one: MIN_GAIN if one.reference else one.ratio)
 
 
 def _contender(section: Section, *, dropped: bool) -> Contender:
@@ -255,16 +261,16 @@ def _recommendation(leader: Section, gain: Speedup | None) -> str:
     return f"{'Recommended' if gain and gain.faster else 'Worth a try'}: {leader.name}."
 
 
-def _section(
+def make_section(
     configuration: Configuration,
     requests: Sequence[FinishedRequest],
     plain: Sequence[FinishedRequest],
     audits: Audits | None,
-    fault: str,
+    fault: str = "",
 ) -> Section:
     """The section of a configuration; without `audits`, answers are not compared."""
     reference = requests is plain
-    pairs = pair_requests(requests, plain)
+    pairs = [(one, one) for one in plain] if reference else pair_requests(requests, plain)
     totals = Totals.of(requests)
     itl = [r.itl_s for r in requests if r.itl_s is not None]
     return Section(
@@ -380,13 +386,12 @@ def read_results(
         faults: configurations that failed, while the experiment runs; by default from the log.
     """
     row, plan = stored_experiment(log, benchmark_id, types)
-    runs = RunQuery(benchmark_id=benchmark_id)
     finished = tuple(finished_requests(log, benchmark_id) if requests is None else requests)
     faults = row.summary.get("faults", {}) if faults is None else faults
     planned = None if row.status == "completed" else plan.num_requests
     audits = audits_of(log, benchmark_id)
     report = make_report(plan, finished, audits, planned=planned, faults=faults)
-    return Results(row, plan, finished, report, environment_of(log, runs))
+    return Results(row, plan, finished, report, environment_of(log, runs_of(benchmark_id)))
 
 
 def stored_experiment(

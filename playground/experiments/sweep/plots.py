@@ -13,8 +13,8 @@ from optuna.trial import TrialState
 from plotly.colors import sample_colorscale
 
 from engine.errors import ConfigError, validate_choice
-from playground.experiments.plan import OBJECTIVES
-from playground.experiments.sweep.report import SweepReport
+from playground.experiments.report.columns import COLUMNS
+from playground.experiments.sweep.report import SweepResults
 from playground.experiments.sweep.trials import study_of
 from playground.plots import styled
 
@@ -32,14 +32,14 @@ NOTES: dict[str, str] = {
 }
 
 
-def sweep_figure(sweep: SweepReport, kind: str) -> go.Figure:
+def sweep_figure(sweep: SweepResults, kind: str) -> go.Figure:
     """Optuna's plot of a sweep."""
     plot = PLOTS[validate_choice("plot", kind, PLOTS)]
-    if all(sweep.value(trial) is None for trial in sweep.trials):
+    if sweep.best is None:
         raise ConfigError("Nothing has been measured yet.")
     study = study_of(sweep.plan, sweep.trials)
     fields = [vary.field for vary in sweep.plan.chooser.varied]
-    figure = plot(study, fields, OBJECTIVES[sweep.plan.chooser.objective][0])
+    figure = plot(study, fields, COLUMNS[sweep.plan.chooser.objective].title)
     figure.layout.title = None
     if kind in ("history", "slice"):  # a difference of a thousandth is no cliff
         figure.update_yaxes(rangemode="tozero")

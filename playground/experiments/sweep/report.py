@@ -1,6 +1,7 @@
 """The results of a sweep so far: its trials, the best of them, and its settings as a method file.
 
-A sweep is a row of the run log; its trials are artifacts of that row.
+A sweep is a row of the run log; its trials are artifacts of that row, and every trial with figures
+is a configuration of its report, read from the trial's runs.
 
 Every trial answers the same prompts, so trials are compared prompt by prompt. The best is chosen on
 the same data, so the comparisons use Bonferroni's correction for the number of the others.
@@ -9,96 +10,72 @@ the same data, so the comparisons use Bonferroni's correction for the number of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
 
 from engine import formats
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.formats import DASH
-from playground.experiments.plan import OBJECTIVES, SweepPlan
-from playground.experiments.report.columns import Cell
-from playground.experiments.report.report import unknown_experiment
+from engine.formats import plural
+from playground.experiments.finished import FinishedRequest, finished_requests, runs_of
+from playground.experiments.plan import SweepPlan
+from playground.experiments.prompts import in_order
+from playground.experiments.report.columns import COLUMNS, Cell
+from playground.experiments.report.export import json_text
+from playground.experiments.report.report import (
+    Report,
+    Results,
+    environment_of,
+    leader_of,
+    make_section,
+    unknown_experiment,
+)
 from playground.experiments.space import Objective, point_text, setting_text
 from playground.experiments.statistics import differ
-from playground.experiments.sweep.trials import Trial, key_of, num_done
+from playground.experiments.sweep.trials import (
+    Trial,
+    key_of,
+    num_done,
+    trial_benchmark_id,
+    with_figures,
+)
 from playground.host.baseline import DOUBTS
 from playground.host.catalog import MethodTypes
 from storage import Benchmark, RunLog
 
-FIGURES: dict[str, tuple[str, str]] = {
-    "speedup": OBJECTIVES["speedup"],
-    "tok_s": (
-        "tok/s",
-        "new tokens after the first / seconds of decoding, over all answers of the trial",
-    ),
-    "plain_tok_s": (
-        "plain tok/s",
-        "the same for plain decoding, which takes turns with the method on every prompt",
-    ),
-    "mat": OBJECTIVES["mat"],
-}
-"""Figures of a trial: their titles and formulas."""
+SHOWN = ("speedup", "tok_s", "mat", "draft_acceptance", "ttft_ms", "verdict")
+"""Columns of a report in the table of trials."""
 TRIAL = "trial"
 """Kind of the artifacts of a sweep."""
-_TRIAL = TypeAdapter(Trial)
+STORED = ("number", "point", "outcome", "reason", "seconds")
+"""What such an artifact has of a trial; older versions stored figures, too."""
 MAX_NAMED = 5
-"""Trials that the verdict names."""
-FORMULAS: dict[str, str] = {
-    **{name: formula for name, (_, formula) in FIGURES.items()},
-    "same": "answers identical to plain decoding's / answers compared",
-    "as_good": "its speedup is not shown to differ from the best trial's, compared prompt by "
-    "prompt (Student's t at 95%, corrected for the number of trials)",
-}
-"""Formula of every column."""
+"""Trials that the headline names."""
+AS_GOOD = (
+    "its speedup is not shown to differ from the best trial's, compared prompt by prompt "
+    "(Student's t at 95%, corrected for the number of trials)"
+)
+NO_RUNS = "It has no figures: the log no longer has its runs."
 
 
-def best_of(trials: Sequence[Trial], objective: Objective) -> Trial | None:
-    """The trial with the largest value; the earlier one of two equal ones."""
-    measured = [trial for trial in trials if trial.value(objective) is not None]
-    return max(measured, key=lambda t: (t.value(objective) or 0.0, -t.number), default=None)
-
-
-def as_good(best: Trial, trials: Sequence[Trial], objective: Objective) -> list[Trial]:
-    """Measured trials that do not differ significantly from the best; none for MAT (no noise)."""
-    if objective == "mat" or best.figures is None:
-        return []
-    others = [t for t in trials if t.value(objective) is not None and t.number != best.number]
-    ours = best.figures.counts
-    return [t for t in others if t.figures and not differ(ours, t.figures.counts, len(others))]
-
-
-@dataclass(frozen=True)
-class SweepReport:
-    """A sweep as the log has it, and its results so far.
+@dataclass(frozen=True, slots=True)
+class SweepResults(Results):
+    """A sweep, and its results so far; a trial with figures is a configuration of the report.
 
     Attributes:
-        row: of the run log.
         trials: those that have begun, by number.
+        best: None before there is one.
+        ties: numbers of the trials that do not differ significantly from the best.
     """
 
-    row: Benchmark
     plan: SweepPlan
     trials: tuple[Trial, ...]
-
-    @cached_property
-    def best(self) -> Trial | None:
-        return best_of(self.trials, self.plan.chooser.objective)
-
-    def value(self, trial: Trial) -> float | None:
-        """What the sweep maximises."""
-        return trial.value(self.plan.chooser.objective)
-
-    @cached_property
-    def ties(self) -> tuple[int, ...]:
-        """Numbers of the trials that are as good as the best."""
-        good = self.best and as_good(self.best, self.trials, self.plan.chooser.objective)
-        return tuple(trial.number for trial in good or ())
+    best: Trial | None
+    ties: tuple[int, ...]
 
     @property
     def num_done(self) -> int:
@@ -106,7 +83,7 @@ class SweepReport:
 
     def trial(self, number: int | None = None) -> Trial:
         """A trial by number; without one the best."""
-        name = self.row.name
+        name = self.benchmark.name
         if number is None:
             if self.best is None:
                 raise ConfigError(f"Sweep {name} has measured nothing yet. Let it run longer.")
@@ -124,14 +101,14 @@ class SweepReport:
 
     def outcome(self, trial: Trial) -> str:
         """The outcome of a trial; one still running in a stopped sweep was interrupted."""
-        status = self.row.status
+        status = self.benchmark.status
         if trial.outcome == "running" and status != "running":
             return "stopped" if status == "cancelled" else "interrupted"
         return trial.outcome
 
     def result_text(self, trial: Trial) -> str:
         """The outcome of a trial, or its comparison with the best one."""
-        if trial.outcome != "measured":
+        if trial.section is None:
             return self.outcome(trial)
         if self.best is not None and trial.number == self.best.number:
             return "best"
@@ -139,107 +116,61 @@ class SweepReport:
 
     def reason(self, trial: Trial) -> str:
         """Why a trial has no result, or no speedup."""
-        doubt = trial.figures and trial.figures.doubt
-        return trial.reason or (f"No speedup is given: {DOUBTS[doubt]}" if doubt else "")
-
-    @property
-    def columns(self) -> list[tuple[str, str, str]]:
-        """Name, title and formula of every figure of a trial, the objective first."""
-        names = sorted(FIGURES, key=lambda name: name != self.plan.chooser.objective)
-        return [(name, *FIGURES[name]) for name in names]
-
-    def figure(self, trial: Trial, name: str) -> str:
-        """A figure of a trial as text."""
-        return formats.of_kind(name)(getattr(trial.figures, name, None))
+        if trial.section is None:
+            return NO_RUNS if trial.outcome == "measured" else trial.reason
+        speedup = trial.section.overall.speedup
+        doubt = speedup and speedup.doubt
+        return f"No speedup is given: {DOUBTS[doubt]}" if doubt else ""
 
     def table(self, *, best_first: bool = False) -> tuple[dict[str, str], list[list[Cell]]]:
-        """The trials as a table, by number: titles with formulas, and rows."""
+        """The trials as a table, by number: titles with formulas, and rows.
+
+        The objective is the first of their figures.
+        """
         fields = [vary.field for vary in self.plan.chooser.varied]
+        trials, objective = list(self.trials), self.plan.chooser.objective
+        columns = [COLUMNS[name] for name in sorted(SHOWN, key=lambda name: name != objective)]
         heads = dict.fromkeys(("trial", "state", *fields), "")
-        heads |= {title: formula for _, title, formula in self.columns}
-        heads |= {"same text": FORMULAS["same"]}
-        rows = []
-        trials = list(self.trials)
+        heads |= {column.title: column.formula for column in columns}
         if best_first:
-            trials.sort(key=lambda t: (t.outcome != "measured", -(self.value(t) or -math.inf)))
-        for trial in trials:
-            figures = trial.figures
-            same = f"{figures.num_same}/{figures.num_prompts}" if figures else DASH
-            rows.append(
-                [
-                    Cell(str(trial.number)),
-                    Cell(self.result_text(trial), hint=self.reason(trial)),
-                    *(Cell(setting_text(trial.point.get(name))) for name in fields),
-                    *(Cell(self.figure(trial, name)) for name, *_ in self.columns),
-                    Cell(same),
-                ]
-            )
+            trials.sort(key=lambda t: (t.section is None, -(t.value(objective) or -math.inf)))
+        rows = [
+            [
+                Cell(str(trial.number)),
+                Cell(self.result_text(trial), hint=self.reason(trial)),
+                *(Cell(setting_text(trial.point.get(name))) for name in fields),
+                *(trial.cell(column) for column in columns),
+            ]
+            for trial in trials
+        ]
         return heads, rows
-
-    @property
-    def verdict(self) -> str:
-        """The best trial and what it is worth, in sentences; empty before there is one."""
-        best, plan = self.best, self.plan
-        if best is None or best.figures is None:
-            return ""
-        figures, objective = best.figures, plan.chooser.objective
-        reached = f"{OBJECTIVES[objective][0]} {self.figure(best, objective)}{self._gain(best)}"
-        parts = [f"Best so far: {point_text(best.point)}, with {reached}."]
-        if ties := self.ties:
-            named = ", ".join(map(str, ties[:MAX_NAMED])) + ", …" * (len(ties) > MAX_NAMED)
-            parts.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}.")
-        num_measured = sum(self.value(t) is not None for t in self.trials)
-        if num_measured > 1 and objective != "mat":
-            parts.append(f"Exploratory: picked from {num_measured} trials on the same prompts.")
-        if figures.speedup is not None and figures.speedup < 1:
-            parts.append(
-                f"Plain decoding is faster: the speedup is {formats.speedup(figures.speedup)}."
-            )
-        differing, num = figures.num_prompts - figures.num_same, figures.num_prompts
-        if differing and plan.sampling.greedy and plan.swept.lossless:
-            parts.append(f"{differing} of {num} answers differ from plain decoding's.")
-        return " ".join(parts)
-
-    def _gain(self, best: Trial) -> str:
-        """The best trial compared with the settings that the sweep began from."""
-        key = key_of(self.plan.space.start)
-        start = next((t for t in self.trials if t.key == key), None)
-        first, value = self.value(start) if start else None, self.value(best)
-        if start is None or not first or not value:
-            return ""
-        if start.number == best.number:
-            return "; these are the settings it began from"
-        return f", {formats.speedup(value / first)} that of the settings it began from"
 
     # ---- its files
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON."""
-        return {
-            "id": self.row.id,
-            "name": self.row.name,
-            "status": self.row.status,
-            "fault": str(self.row.summary.get("error") or ""),
-            "plan": self.plan.to_dict(),
-            "trials": [self._row(trial) for trial in self.trials],
-            "best": None if self.best is None else self.best.number,
-            "as_good": list(self.ties),
-            "verdict": self.verdict,
-        }
-
-    def _row(self, trial: Trial) -> dict[str, Any]:
-        stored: dict[str, Any] = _TRIAL.dump_python(trial, mode="json")
-        return stored | {"outcome": self.outcome(trial), "reason": self.reason(trial)}
+    def json_text(self) -> str:
+        """The whole report, and all trials."""
+        trials = [
+            {
+                "name": trial.name,
+                "benchmark": trial_benchmark_id(self.benchmark.id, trial.point),
+                **_stored(trial),
+                "outcome": self.outcome(trial),
+                "reason": self.reason(trial),
+            }
+            for trial in self.trials
+        ]
+        best, fault = self.best and self.best.number, self.benchmark.summary.get("error")
+        return json_text(self, fault=fault or "", trials=trials, best=best, as_good=self.ties)
 
     def preset_yaml(self) -> str:
         """The best trial as a method file, for `--method FILE.yaml` or `presets/methods`."""
-        trial, plan, name = self.trial(), self.plan, self.row.name
+        trial, plan, name = self.trial(), self.plan, self.benchmark.name
         config = plan.space.config(trial.point)
         description = f"Trial {trial.number} of sweep {name} on {plan.target.name}"
-        objective = plan.chooser.objective
-        if trial.figures is not None and trial.figures.value(objective) is not None:
-            title, num = OBJECTIVES[objective][0], trial.figures.num_prompts
-            description += f": {title} {self.figure(trial, objective)} over {num} answers"
+        if trial.section is not None:
+            num = trial.section.overall.num_requests
+            reached = objective_text(trial, plan.chooser.objective)
+            description += f": {reached} over {plural(num, 'answer')}"
         values = {
             "name": f"{name}-{trial.number}",
             "title": f"{type(config).title}, tuned",
@@ -247,6 +178,69 @@ class SweepReport:
             "config": {"decoding_type": config.decoding_type, **config.changed},
         }
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+
+
+# ---- the best trial
+
+
+def ranking(trials: Sequence[Trial], objective: Objective) -> tuple[Trial | None, tuple[int, ...]]:
+    """The first trial with the largest value, and the numbers of those that are as good.
+
+    MAT has no noise, so none is as good.
+    """
+    measured = [trial for trial in trials if trial.value(objective) is not None]
+    best = max(measured, key=lambda trial: trial.value(objective) or 0.0, default=None)
+    if best is None or objective == "mat":
+        return best, ()
+    others = [trial for trial in measured if trial is not best]
+    ties = (t.number for t in others if not differ(best.counts, t.counts, len(others)))
+    return best, tuple(ties)
+
+
+def objective_text(trial: Trial, objective: Objective) -> str:
+    """The objective and its value in a trial: `speedup 1.52×`."""
+    return f"{COLUMNS[objective].title} {trial.cell(COLUMNS[objective]).text}"
+
+
+def headline_of(
+    plan: SweepPlan, trials: Sequence[Trial], best: Trial | None, ties: Sequence[int]
+) -> str:
+    """The best trial and what it is worth; empty before anything is measured."""
+    num_lost = sum(trial.outcome == "measured" and trial.section is None for trial in trials)
+    lost = f"{plural(num_lost, 'trial')} without figures: the log no longer has their runs."
+    if best is None or best.section is None:
+        return lost if num_lost else ""
+    objective, section = plan.chooser.objective, best.section
+    reached = f"{objective_text(best, objective)}{_gain(plan, trials, best)}"
+    parts = [f"Best so far: {point_text(best.point)}, with {reached}."]
+    if ties:
+        named = ", ".join(map(str, ties[:MAX_NAMED])) + ", …" * (len(ties) > MAX_NAMED)
+        parts.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}.")
+    num_measured = sum(trial.value(objective) is not None for trial in trials)
+    if num_measured > 1 and objective != "mat":
+        parts.append(f"Exploratory: picked from {num_measured} trials on the same prompts.")
+    speedup = section.overall.speedup
+    if speedup is not None and speedup.ratio is not None and speedup.ratio < 1:
+        parts.append(f"Plain decoding is faster: the speedup is {speedup.text}.")
+    answers = section.verdict
+    if answers is not None and not answers.identical and section.lossless:
+        differing, num = answers.num_compared - answers.num_identical, answers.num_compared
+        parts.append(f"{differing} of {num} answers differ from plain decoding's.")
+    if num_lost:
+        parts.append(lost)
+    return " ".join(parts)
+
+
+def _gain(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
+    """The best trial compared with the settings that the sweep began from."""
+    key, objective = key_of(plan.space.start), plan.chooser.objective
+    start = next((trial for trial in trials if trial.key == key), None)
+    first, value = start and start.value(objective), best.value(objective)
+    if start is None or not first or not value:
+        return ""
+    if start.number == best.number:
+        return "; these are the settings it began from"
+    return f", {formats.speedup(value / first)} that of the settings it began from"
 
 
 # ---- in the log
@@ -259,19 +253,54 @@ class SweepStore:
         self.log, self._types = log, types
 
     def trials(self, sweep_id: str) -> tuple[Trial, ...]:
-        """Those that have begun, by number; a copied log may have a trial twice."""
+        """Those that have begun, by number, without figures; a copied log may have one twice."""
         oldest_first = reversed(self.log.artifacts.find(TRIAL, benchmark_id=sweep_id))
-        trials = {one.meta["number"]: _TRIAL.validate_python(one.meta) for one in oldest_first}
-        return tuple(trials[number] for number in sorted(trials))
+        metas = {one.meta["number"]: one.meta for one in oldest_first}
+        values = ({name: metas[number][name] for name in STORED} for number in sorted(metas))
+        return tuple(Trial(**fields) for fields in values)
 
     def save(self, sweep_id: str, trial: Trial) -> None:
         """Store a trial in place of its earlier version."""
-        key, meta = {"number": trial.number}, asdict(trial)
+        key, meta = {"number": trial.number}, _stored(trial)
         self.log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
 
-    def load(self, sweep_id: str) -> SweepReport:
-        """A sweep and its results. Raises ConfigError: it is not in the log."""
+    def stored(self, sweep_id: str) -> tuple[Benchmark, SweepPlan]:
+        """The row of a sweep and its plan. Raises ConfigError: it is not in the log."""
         row = self.log.benchmarks.get(sweep_id)
         if row is None or row.plan.get("kind") != "sweep":
             raise unknown_experiment(sweep_id)
-        return SweepReport(row, SweepPlan.stored(row.plan, self._types), self.trials(sweep_id))
+        return row, SweepPlan.stored(row.plan, self._types)
+
+    def load(self, sweep_id: str, known: Iterable[FinishedRequest] = ()) -> SweepResults:
+        """A sweep and its results; `known` are requests that were read before.
+
+        Raises ConfigError: it is not in the log.
+        """
+        row, plan = self.stored(sweep_id)
+        requests = finished_requests(self.log, sweep_id, known, sweep=True)
+        by_trial: dict[str, list[FinishedRequest]] = defaultdict(list)
+        for request in requests:
+            by_trial[request.benchmark_id].append(request)
+
+        def measured(trial: Trial) -> Trial:
+            own = by_trial[trial_benchmark_id(sweep_id, trial.point)]
+            return with_figures(trial, plan, own) if trial.outcome == "measured" else trial
+
+        trials = tuple(map(measured, self.trials(sweep_id)))
+        best, ties = ranking(trials, plan.chooser.objective)
+        plain = [one for one in requests if one.configuration == plan.reference.name]
+        reference = make_section(plan.reference, plain, plain, {} if plan.sampling.greedy else None)
+        sections = reference, *(trial.section for trial in trials if trial.section is not None)
+        report = Report(
+            configurations=sections,
+            groups=tuple(in_order(request.group for request in requests)),
+            num_done=len(requests),
+            headline=headline_of(plan, trials, best, ties),
+            leader=leader_of(sections).name,
+        )
+        here = environment_of(self.log, runs_of(sweep_id, sweep=True))
+        return SweepResults(row, plan, tuple(requests), report, here, trials, best, ties)
+
+
+def _stored(trial: Trial) -> dict[str, Any]:
+    return {name: getattr(trial, name) for name in STORED}

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -26,18 +27,20 @@ from playground.experiments.plan import METHOD, SweepPlan
 from playground.experiments.space import point_text
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import (
-    Figures,
     OptunaChooser,
     Outcome,
     Trial,
-    figures_of,
     trial_benchmark_id,
+    with_figures,
 )
 from playground.host.runner import ClosingError, EngineHost
-from storage import RunQuery
 
 MAX_NAME = 80
 NO_PAIR = "No prompt was answered by both methods. "
+NO_FIGURE = (
+    "The answers end after their first token, so nothing can be measured. Choose other prompts, a "
+    "larger max_new_tokens, or ignore_eos."
+)
 CANCELLED = Summary(True, 0, 0, ())
 
 
@@ -61,23 +64,19 @@ class Sweep(Experiment):
             raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
         super().begin(name)
 
-    @property
-    def runs(self) -> RunQuery:
-        return RunQuery(experiment=f"sweep:{self.id}")
-
     # ---- where its trials are measured
 
     def measure(self, context: BuildContext) -> Summary:
         return self.search(lambda trial: trial.measure(context))
 
     def measure_on(self, workers: Workers) -> Summary:
-        def measure(trial: RunningTrial) -> Summary:
+        def measure(running: RunningTrial) -> Summary:
             return workers.measure(
-                trial.plan,
-                trial.id,
-                title=f"trial {trial.number}",
-                on_progress=trial.update,
-                cancelled=trial.cancelled,
+                running.plan,
+                running.id,
+                title=running.trial.name,
+                on_progress=running.update,
+                cancelled=running.cancelled,
             )
 
         return self.search(measure, parallel=len(workers.rows()))
@@ -109,7 +108,7 @@ class Sweep(Experiment):
             PlaygroundError, StorageError: target or log failed, or too many combinations in a row
                 are refused or fail; the sweep can be resumed.
         """
-        begun, save = self.store.trials(self.id), partial(self.store.save, self.id)
+        begun, save = self.store.load(self.id).trials, partial(self.store.save, self.id)
         self.trials = OptunaChooser(self.plan, begun, save, parallel=parallel)
         self.report_progress("starting")
         if parallel == 1:
@@ -153,32 +152,22 @@ class Sweep(Experiment):
         """Measure one point and store the outcome, unless the sweep was stopped."""
         began_s = time.monotonic()
         outcome: Outcome = "measured"
-        figures: Figures | None = None
         reason = ""
         try:
             running = RunningTrial(self, trial)
             summary = measure(running)
             if self.cancelled():
                 return
-            figures = self._figures(running.pairs, summary)
+            trial = running.measured(summary)
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
         except (MeasurementFailedError, OutOfMemoryError, WorkerLostError) as error:
             outcome, reason = "failed", str(error)
         seconds = time.monotonic() - began_s
-        ended = Trial(trial.number, trial.point, outcome, figures, reason, seconds)
+        ended = replace(trial, outcome=outcome, reason=reason, seconds=seconds)
         with self._trials_lock:
             self.trials.end(optuna_trial, ended)
         self.report_progress("next trial")
-
-    def _figures(self, pairs: list[Pair], summary: Summary) -> Figures:
-        """Raises ConfigError: there is nothing to compare."""
-        if not pairs:
-            skipped = next(iter(summary.skipped), None)
-            raise ConfigError(
-                NO_PAIR + (skipped.reason if skipped else "See its runs in the log for the reason.")
-            )
-        return figures_of(pairs, self.plan.chooser.objective)
 
 
 class RunningTrial(Experiment):
@@ -186,10 +175,9 @@ class RunningTrial(Experiment):
 
     def __init__(self, sweep: Sweep, trial: Trial) -> None:
         """Raises ConfigError: the method cannot have the settings of this point."""
-        self.number, self.point = trial.number, trial.point
-        super().__init__(sweep.log, sweep.plan.trial(sweep.plan.space.config(self.point)))
-        self.id = trial_benchmark_id(sweep.id, self.point)
-        self._sweep = sweep
+        super().__init__(sweep.log, sweep.plan.trial(sweep.plan.space.config(trial.point)))
+        self.id = trial_benchmark_id(sweep.id, trial.point)
+        self.trial, self._sweep = trial, sweep
         self.requests = self.log.wait_for(lambda: finished_requests(self.log, self.id))
 
     @property
@@ -197,16 +185,31 @@ class RunningTrial(Experiment):
         """Its finished requests paired with plain decoding's."""
         return plain_pairs(self.requests, METHOD, self.plan)
 
+    def measured(self, summary: Summary) -> Trial:
+        """The trial with the figures of its runs in the log. Raises ConfigError: it has none."""
+        requests = self.log.wait_for(lambda: finished_requests(self.log, self.id, self.requests))
+        plan = self._sweep.plan
+        trial = with_figures(self.trial, plan, requests)
+        if trial.section is None:
+            skipped = next(iter(summary.skipped), None)
+            raise ConfigError(
+                NO_PAIR + (skipped.reason if skipped else "See its runs in the log for the reason.")
+            )
+        if trial.told(plan.chooser.objective) is None:
+            raise ConfigError(NO_FIGURE)
+        return trial
+
     def update(self, progress: Progress) -> None:
         super().update(progress)
         self.report_progress(progress.message)
 
     def report_progress(self, message: str) -> None:
         """Report progress as part of the sweep's."""
-        planned, point = self._sweep.plan.num_turns, point_text(self.point)
+        planned, trial = self._sweep.plan.num_turns, self.trial
         num_pairs = len(self.pairs)
         answered, share = f"{num_pairs} of {planned} answered", num_pairs / planned
-        self._sweep.report_progress(f"trial {self.number}: {point} · {answered} · {message}", share)
+        doing = f"{trial.name}: {point_text(trial.point)} · {answered} · {message}"
+        self._sweep.report_progress(doing, share)
 
     def cancelled(self) -> bool:
         return self._sweep.cancelled()

@@ -11,7 +11,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import optuna
@@ -23,12 +23,14 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState, create_trial
 
-from engine.errors import ConfigError, PlaygroundError
-from playground.experiments.finished import Pair
-from playground.experiments.plan import SweepPlan
+from engine.errors import PlaygroundError
+from engine.formats import DASH
+from playground.experiments.finished import FinishedRequest, pair_requests
+from playground.experiments.plan import METHOD, Configuration, SweepPlan
+from playground.experiments.report.columns import Cell, Column
+from playground.experiments.report.report import Section, make_section
 from playground.experiments.space import Mode, Objective, Point, Space, Tunable, VariedSetting
-from playground.experiments.statistics import Counts, prompt_counts, speedup_of, totals_of
-from playground.host.baseline import Doubt
+from playground.experiments.statistics import Counts, prompt_counts
 
 MAX_REFUSED = 100
 """Refused trials in a row after which a search gives up."""
@@ -49,76 +51,63 @@ STATES: dict[Outcome, TrialState] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The measurements of one trial, over all prompts that both methods answered.
-
-    Attributes:
-        tok_s, plain_tok_s: of the method and of plain decoding, prompt by prompt in turn.
-        speedup: their ratio; None where `doubt` leaves no speedup.
-        num_prompts: answers compared.
-        num_same: of these, answers that are token-identical to plain decoding's.
-        counts: tokens and seconds by prompt; empty in sweeps of older versions.
-        doubt: why no speedup is given.
-    """
-
-    tok_s: float | None
-    plain_tok_s: float | None
-    speedup: float | None
-    mat: float | None
-    num_prompts: int
-    num_same: int
-    counts: Mapping[str, Counts] = field(default_factory=dict)
-    doubt: Doubt | None = None
-
-    def value(self, objective: Objective) -> float | None:
-        """The objective; None where no speedup is given."""
-        return self.mat if objective == "mat" else self.speedup
-
-    def told(self, objective: Objective) -> float | None:
-        """The value reported to Optuna; MAT is the upper bound of a speedup in doubt."""
-        return self.mat if self.doubt else self.value(objective)
-
-
-def figures_of(pairs: Sequence[Pair], objective: Objective) -> Figures:
-    """The figures of a point. Raises ConfigError: they lack the objective."""
-    own, plain = totals_of(pairs)
-    fast = speedup_of(pairs)
-    speedup, doubt = (fast.ratio, fast.doubt) if fast else (None, None)
-    same = sum(own.output_ids == plain.output_ids for own, plain in pairs)
-    values = own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same
-    figures = Figures(*values, prompt_counts(pairs), doubt)
-    if figures.told(objective) is None:
-        raise ConfigError(
-            "The answers end after their first token, so nothing can be measured. Choose other "
-            "prompts, a larger max_new_tokens, or ignore_eos."
-        )
-    return figures
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """One trial.
 
     Attributes:
         number: 1, 2, 3 … in the order in which the trials began.
         seconds: from its start, or from its last continuation, to its end.
+        section: the report on its runs; None unless it was measured and they are in the log.
+        counts: their tokens and seconds by prompt.
     """
 
     number: int
     point: Point
     outcome: Outcome
-    figures: Figures | None = None
     reason: str = ""
     seconds: float | None = None
+    section: Section | None = None
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its configuration in the report."""
+        return f"trial {self.number}"
 
     @property
     def key(self) -> str:
         return key_of(self.point)
 
+    def cell(self, column: Column) -> Cell:
+        """One of its figures."""
+        section = self.section
+        return Cell(DASH) if section is None else column.cell(section, section.overall)
+
     def value(self, objective: Objective) -> float | None:
         """The objective; None unless it was measured completely, with a reliable baseline."""
-        figures = self.figures if self.outcome == "measured" else None
-        return figures.value(objective) if figures else None
+        if self.section is None:
+            return None
+        return self.section.overall.mat if objective == "mat" else self.section.ratio or None
+
+    def told(self, objective: Objective) -> float | None:
+        """The value reported to Optuna; MAT is the upper bound of a speedup in doubt."""
+        figures = self.section and self.section.overall
+        if figures and figures.speedup and figures.speedup.doubt:
+            return figures.mat
+        return self.value(objective)
+
+
+def with_figures(trial: Trial, plan: SweepPlan, requests: Sequence[FinishedRequest]) -> Trial:
+    """A trial with the figures of its requests; as it is if they lack one of both methods."""
+    plain = [one for one in requests if one.configuration == plan.reference.name]
+    own = [one for one in requests if one.configuration == METHOD]
+    if not (pairs := pair_requests(own, plain)):
+        return trial
+    swept, config = plan.swept, {**plan.swept.values, **trial.point}
+    stored = {"name": trial.name, "title": swept.title, "config": config}
+    configuration = Configuration.stored(stored, {swept.decoding_type: type(swept.config)})
+    section = make_section(configuration, own, plain, {} if plan.sampling.greedy else None)
+    return replace(trial, section=section, counts=prompt_counts(pairs))
 
 
 def key_of(point: Mapping[str, Any]) -> str:
@@ -229,7 +218,7 @@ class OptunaChooser:
 
         Raises PlaygroundError: too many trials in a row failed; quotes the last error.
         """
-        told = _told(ended, self._plan)
+        told = ended.told(self._plan.chooser.objective)
         self._study.tell(optuna_trial, told, state=STATES[ended.outcome])
         self._save(ended)
         self.trials[ended.number] = ended
@@ -249,24 +238,24 @@ class OptunaChooser:
 
 
 def study_of(plan: SweepPlan, trials: Iterable[Trial]) -> optuna.Study:
-    """A sweep's trials as a study, for Optuna's samplers and plots."""
+    """A sweep's trials as a study, for Optuna's samplers and plots.
+
+    Measured trials without figures, whose runs were deleted, are left out.
+    """
     logging.getLogger("optuna").setLevel(logging.WARNING)
     study, ranges = optuna.create_study(direction="maximize"), distributions(plan.space)
+    objective = plan.chooser.objective
     study.add_trials(
         create_trial(
             state=STATES[trial.outcome],
             params=trial.point,
             distributions=ranges,
-            value=_told(trial, plan),
+            value=trial.told(objective),
         )
         for trial in trials
+        if trial.outcome != "measured" or trial.told(objective) is not None
     )
     return study
-
-
-def _told(trial: Trial, plan: SweepPlan) -> float | None:
-    figures = trial.figures if trial.outcome == "measured" else None
-    return figures.told(plan.chooser.objective) if figures else None
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:

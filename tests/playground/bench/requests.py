@@ -27,6 +27,7 @@ def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
     num_accepted = 0 if configuration.lower().startswith("plain") else 3
     values: dict[str, Any] = {
         "run_id": f"run-{configuration}",
+        "benchmark_id": "b",
         "suite": "s",
         "category": "writing",
         "group": "chat",

@@ -1,4 +1,7 @@
-"""Sweeps over a method whose speed is a formula, so that what a sweep should find is known."""
+"""Sweeps over a method whose speed is a formula, so that what a sweep should find is known.
+
+Their runs are in the log as the engine would have left them: only the clock is scripted.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from typing import Any
 from engine.config import Limits
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from playground.experiments.finished import FinishedRequest, Pair
+from playground.experiments.finished import METRICS, PARTS, FinishedRequest, Pair
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import BASELINE_NAME, METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
-from playground.experiments.sweep.report import SweepReport, SweepStore
+from playground.experiments.sweep.report import SweepResults, SweepStore
 from playground.experiments.sweep.search import RunningTrial, Sweep
+from storage import PLAIN, RunLog
 from tests.playground.bench.requests import measured, plan_of
+from tests.storage.conftest import new_run
 
 PLAIN_TOK_S = 10.0
 NUM_PROMPTS = 4
@@ -64,6 +69,34 @@ def pair(tok_s: float, prompt: int = 0, *, drift: float = 1.0) -> Pair:
     return answer(drift * tok_s, prompt, METHOD), plain
 
 
+def write_run(log: RunLog, benchmark_id: str, request: FinishedRequest) -> FinishedRequest:
+    """Write the run of a request to the log; returns the request as it is read from there."""
+    labels = ("suite", "category", "group", "prompt", "turn", "repeat", "configuration")
+    method = PLAIN if request.configuration == BASELINE_NAME else "NGram"
+    run_id = log.begin(
+        new_run(
+            benchmark_id=benchmark_id,
+            method={"decoding_type": method},
+            labels={name: str(getattr(request, name)) for name in labels},
+        )
+    )
+    steps = request.num_steps or 1
+    metrics = {name: getattr(request, name) for name in (*METRICS, "decode_s")}
+    metrics |= {"at_least": list(request.at_least), "itl_ms": 1000 * (request.itl_s or 0.0)}
+    split = {part: s / steps for part, s in zip(PARTS, request.split_s, strict=True)}
+    log.finish(
+        run_id,
+        status="completed",
+        output_ids=request.output_ids,
+        text=request.text,
+        finish_reason=request.finish_reason,
+        metrics={**metrics, "time_split": split},
+    )
+    run = log.get(run_id)
+    assert run is not None
+    return FinishedRequest.of(run)
+
+
 class Scripted:
     """Measures by formula; remembers what it was asked."""
 
@@ -88,8 +121,8 @@ class Scripted:
         num_answers = 0
         while num_answers < NUM_PROMPTS and not trial.cancelled():
             for request in self.pair(config, num_answers):
-                progress = Progress(0, 0, f"prompt {num_answers}", None, last=request)
-                trial.update(progress)
+                last = write_run(trial.log, trial.id, request)
+                trial.update(Progress(0, 0, f"prompt {num_answers}", None, last=last))
             num_answers += 1
         self.num_answers.append(num_answers)
         return Summary(trial.cancelled(), num_answers, 0, ())
@@ -97,7 +130,7 @@ class Scripted:
 
 def swept(
     store: SweepStore, *vary: str, measure: Any = None, name: str = "", **changes: Any
-) -> SweepReport:
+) -> SweepResults:
     """A sweep, run to its end."""
     sweep = Sweep(store, plan(*vary, **changes))
     sweep.begin(name)
@@ -105,7 +138,7 @@ def swept(
     return store.load(sweep.id)
 
 
-def resumed(store: SweepStore, sweep_id: str, measure: Any = None) -> SweepReport:
+def resumed(store: SweepStore, sweep_id: str, measure: Any = None) -> SweepResults:
     """The same sweep, gone on with."""
     sweep = Sweep(store, store.load(sweep_id).plan, benchmark_id=sweep_id)
     sweep.resume()

@@ -12,32 +12,45 @@ from typing import Any
 
 import pytest
 import yaml
+from markupsafe import escape
 
 import presets
 from engine.drafters import methods
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
-from playground.experiments.finished import Pair
-from playground.experiments.report.report import stored_experiment
+from engine.formats import DASH
+from playground.experiments.finished import Pair, finished_requests
+from playground.experiments.plan import METHOD
+from playground.experiments.report.columns import COLUMNS
+from playground.experiments.report.report import make_report, stored_experiment
 from playground.experiments.statistics import Counts, differ, prompt_counts
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
-from playground.experiments.sweep.report import SweepStore, as_good
+from playground.experiments.sweep.report import NO_RUNS, SHOWN, TRIAL, SweepStore, ranking
 from playground.experiments.sweep.search import Sweep
+from playground.experiments.sweep.trials import trial_benchmark_id
 from playground.host.methods import choose_method
-from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan, resumed, swept
+from playground.web.sweep import card_html
+from tests.playground.sweeps.scripted import (
+    NUM_PROMPTS,
+    PLAIN_TOK_S,
+    Scripted,
+    pair,
+    plan,
+    resumed,
+    swept,
+)
 from tests.storage.conftest import begun_benchmark
 
 
 def test_the_best_trial_has_equals_and_is_a_method_file(store: SweepStore, tmp_path: Path) -> None:
     sweep = swept(store, "max_draft_len=3:7", "lookup=transformers,pool", mode="grid")
-    best, state = sweep.best, sweep.to_dict()
+    best, state = sweep.best, json.loads(sweep.json_text())
     assert best is not None and state["best"] == best.number
     assert best.point == {"max_draft_len": 5, "lookup": "transformers"}, "the earlier of two"
-    assert json.loads(json.dumps(state)) == state
-    equal = as_good(best, sweep.trials, "speedup")
-    assert [trial.point for trial in equal] == [{"max_draft_len": 5, "lookup": "pool"}]
-    assert as_good(best, sweep.trials, "mat") == []
-    assert f"As good within the noise: trial {equal[0].number}." in state["verdict"]
+    (equal,) = sweep.ties
+    assert sweep.trial(equal).point == {"max_draft_len": 5, "lookup": "pool"}
+    assert ranking(sweep.trials, "mat") == (sweep.trial(1), ()), "MAT has no noise"
+    assert f"As good within the noise: trial {equal}." in sweep.report.headline
     file = tmp_path / "best.yaml"
     file.write_text(sweep.preset_yaml())
     preset = presets.method_preset(yaml.safe_load(file.read_text()), where="best.yaml")
@@ -98,15 +111,16 @@ def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepSto
     """Six draft tokens come out at 5×, at MAT 4: plain decoding was timed while it was slow."""
     speed = lambda config: 50.0 if config.max_draft_len == 6 else 20.0  # noqa: E731
     sweep = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed))
-    state = sweep.to_dict()
+    state = json.loads(sweep.json_text())
     wrong = next(row for row in state["trials"] if row["point"]["max_draft_len"] == 6)
-    assert wrong["figures"]["speedup"] is None
-    assert wrong["figures"]["doubt"] == "cheap step" and wrong["reason"].startswith("No speedup")
+    speedup = sweep.report.section(wrong["name"]).overall.speedup
+    assert speedup is not None and speedup.ratio is None and speedup.doubt == "cheap step"
+    assert wrong["reason"].startswith("No speedup")
     assert state["best"] != wrong["number"] and wrong["number"] not in state["as_good"]
-    told = [trial.figures.told("speedup") for trial in sweep.trials if trial.figures]
+    told = [trial.told("speedup") for trial in sweep.trials]
     assert sorted(filter(None, told)) == pytest.approx([2.3, 4.0], rel=0.1), "bounded by MAT"
     mats = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed), objective="mat")
-    assert [row["figures"]["mat"] for row in mats.to_dict()["trials"]] == [4.0, 4.0]
+    assert [trial.value("mat") for trial in mats.trials] == [4.0, 4.0]
 
 
 def test_the_verdict_says_what_was_gained_and_whether_texts_differ(store: SweepStore) -> None:
@@ -116,13 +130,13 @@ def test_the_verdict_says_what_was_gained_and_whether_texts_differ(store: SweepS
             return (method, plain) if prompt else (replace(method, output_ids=(0,)), plain)
 
     fast = swept(store, "max_draft_len=1:20", trials=12)
-    assert "× that of the settings it began from" in fast.verdict
-    assert "Exploratory: picked from 12 trials" in fast.verdict
+    assert "× that of the settings it began from" in fast.report.headline
+    assert "Exploratory: picked from 12 trials" in fast.report.headline
     slow = swept(store, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
-    assert "Plain decoding is faster: the speedup is 0.9" in slow.verdict
+    assert "Plain decoding is faster: the speedup is 0.9" in slow.report.headline
     single = swept(store, "max_draft_len=5", mode="grid", measure=Wrong())
-    assert "Exploratory" not in single.verdict
-    assert f"1 of {NUM_PROMPTS} answers differ from plain decoding's." in single.verdict
+    assert "Exploratory" not in single.report.headline
+    assert f"1 of {NUM_PROMPTS} answers differ from plain decoding's." in single.report.headline
 
 
 @pytest.mark.parametrize("kind", NOTES)
@@ -176,7 +190,7 @@ def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
     begun = Sweep(store, plan())
     begun.begin()
     empty = store.load(begun.id)
-    assert empty.to_dict()["best"] is None
+    assert json.loads(empty.json_text())["best"] is None
     with pytest.raises(ConfigError, match="measured nothing yet"):
         empty.config()
     with pytest.raises(ConfigError, match="no trial 7"):
@@ -193,11 +207,78 @@ def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
         sweep_figure(flat, "importance")
 
 
+def test_a_trial_has_the_figures_of_a_benchmark_of_its_runs(store: SweepStore) -> None:
+    """To the last digit: in the table, on the card, in the export and for Optuna."""
+    slower = Scripted(drift=lambda trial: 0.5**trial)
+    sweep = swept(store, "max_draft_len=3:6", mode="grid", measure=slower)
+    heads, rows = sweep.table()
+    for trial, row in zip(sweep.trials, rows, strict=True):
+        requests = finished_requests(store.log, trial_benchmark_id(sweep.benchmark.id, trial.point))
+        one = make_report(sweep.plan.trial(sweep.config(trial.number)), requests).section(METHOD)
+        own = sweep.report.section(trial.name)
+        assert own.overall == one.overall and own.overall.num_requests == NUM_PROMPTS
+        assert (own.latency, own.groups, own.why) == (one.latency, one.groups, one.why)
+        assert trial.told("speedup") == one.ratio > 1
+        cells = {column.title: column.cell(one, one.overall) for column in COLUMNS.values()}
+        shown = {COLUMNS[name].title for name in SHOWN}
+        table = {head: cell for head, cell in zip(heads, row, strict=True) if head in shown}
+        assert table == {title: cells[title] for title in shown}
+        card = card_html(sweep, trial)
+        assert all(f">{escape(cell.line)}</b>" in card for cell in cells.values())
+    assert cells["speedup"].line == "1.90× (1.59 … 2.27×)" and cells["answers"].text == "identical"
+    (plain, *_), done = sweep.report.configurations, sweep.requests
+    assert plain.overall.num_requests == 4 * NUM_PROMPTS == len(done) / 2
+    assert plain.overall.tok_s == pytest.approx(PLAIN_TOK_S * 4 / (1 + 2 + 4 + 8))
+    assert plain.ratio == 1.0, "paired with itself, not with another trial's"
+
+
+def test_runs_that_were_deleted_leave_dashes_and_a_sentence(store: SweepStore) -> None:
+    sweep = swept(store, "max_draft_len=4:5", mode="grid")
+    of_best = trial_benchmark_id(sweep.benchmark.id, sweep.trial().point)
+    store.log.set_deleted([run.run_id for run in sweep.requests if run.benchmark_id == of_best])
+    left = store.load(sweep.benchmark.id)
+    assert sweep.trial().number == 2 and left.trial().number == 1
+    assert {cell.text for cell in left.table()[1][1][3:]} == {DASH}
+    assert left.reason(left.trials[1]) == NO_RUNS and NO_RUNS in card_html(left, left.trials[1])
+    assert left.report.headline.endswith(
+        "1 trial without figures: the log no longer has their runs."
+    )
+    store.log.set_deleted([run.run_id for run in sweep.requests])
+    nothing = store.load(sweep.benchmark.id)
+    assert nothing.best is None and nothing.num_done == 2
+    assert nothing.report.headline.startswith("2 trials without figures:")
+    with pytest.raises(ConfigError, match="Nothing has been measured"):
+        sweep_figure(nothing, "history")
+
+
+def test_a_search_goes_on_without_the_runs_of_its_first_trials(store: SweepStore) -> None:
+    sweep = swept(store, "max_draft_len=1:8", trials=3)
+    store.log.set_deleted([run.run_id for run in sweep.requests])
+    later = Sweep(store, plan("max_draft_len=1:8", trials=5), benchmark_id=sweep.benchmark.id)
+    later.resume()
+    later.run(partial(later.search, Scripted()))
+    outcomes = [trial.section is not None for trial in store.load(sweep.benchmark.id).trials]
+    assert outcomes == [False, False, False, True, True]
+
+
+def test_a_sweep_of_an_older_version_has_the_figures_of_its_runs(store: SweepStore) -> None:
+    """Its artifacts have figures of their own and settings that no longer exist."""
+    sweep = swept(store, "max_draft_len=4:5", mode="grid")
+    figures = {"tok_s": 1.0, "plain_tok_s": 1.0, "speedup": 9.0, "mat": 9.0, "num_same": 1}
+    for trial in sweep.trials:
+        meta = {"number": trial.number, "point": trial.point, "outcome": trial.outcome}
+        meta |= {"reason": "", "seconds": 1.0, "figures": figures, "worker": "a", "bounds": [1.0]}
+        key, sweep_id = {"number": trial.number}, sweep.benchmark.id
+        store.log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
+    again = store.load(sweep.benchmark.id)
+    assert again.report == sweep.report and again.table() == sweep.table()
+
+
 # ---- in the log
 
 
 def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
-    sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
+    sweep_id, log = swept(store, trials=1, name="s").benchmark.id, store.log
     with pytest.raises(ConfigError, match="No experiment"):
         stored_experiment(log, sweep_id)
     benchmark_id = begun_benchmark(log, "b", {"kind": "benchmark", "text": '"kind":"sweep"'})
@@ -214,7 +295,7 @@ def test_sweeps_have_names_of_a_line(store: SweepStore, name: str) -> None:
 
 
 def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
-    sweep_id = swept(store, trials=1).row.id
+    sweep_id = swept(store, trials=1).benchmark.id
     types = {name: cls for name, cls in methods().items() if name != "NGram"}
     with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
-        SweepStore(store.log, types).load(sweep_id).to_dict()
+        SweepStore(store.log, types).load(sweep_id)

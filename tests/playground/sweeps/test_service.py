@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,12 +51,14 @@ def begin(service: Experiments, form: dict[str, Any], **more: Any) -> str:
 
 
 def look(service: Experiments, name: str) -> dict[str, Any]:
-    return service.sweeps.load(name).to_dict()
+    """What is exported of a sweep."""
+    state: dict[str, Any] = json.loads(service.look(name, sweep=True).results.json_text())
+    return state
 
 
 def ended(service: Experiments, name: str) -> dict[str, Any]:
     """The sweep, once it runs no more."""
-    until(lambda: look(service, name)["status"] != "running" and service.job(name) is None)
+    until(lambda: service.job(name) is None and service.look(name, sweep=True).status != "running")
     return look(service, name)
 
 
@@ -66,14 +69,12 @@ def test_a_sweep_measures_every_point_on_the_engine_and_logs_its_runs(
     state = ended(service, name)
     assert state["status"] == "completed", state["fault"]
     assert [row["outcome"] for row in state["trials"]] == ["measured"] * 3
-    for row in state["trials"]:
-        figures = row["figures"]
-        assert figures["num_same"] == figures["num_prompts"] == 2, "greedy and lossless"
-        if figures["doubt"]:  # of milliseconds on a busy machine
-            assert figures["speedup"] is None
-            continue
-        assert figures["speedup"] == pytest.approx(figures["tok_s"] / figures["plain_tok_s"])
-    sweep = service.sweeps.load(name)
+    plain, *sections = state["report"]["configurations"]
+    assert plain["reference"] and plain["overall"]["num_requests"] == 6
+    for section in sections:
+        assert section["verdict"]["num_identical"] == section["verdict"]["num_compared"] == 2
+        assert section["overall"]["speedup"]["num_pairs"] == 2
+    sweep = service.look(name, sweep=True).results
     assert sweep.config(3) == NGramConfig(max_draft_len=7, lookup="transformers")
     runs = log.find(RunQuery(limit=100)).rows
     assert len(runs) == 12, "three points, two prompts, by the method and by plain decoding"
@@ -83,7 +84,31 @@ def test_a_sweep_measures_every_point_on_the_engine_and_logs_its_runs(
     assert kinds == ["Autoregressive", "NGram", "NGram", "Autoregressive"], "in turn"
     own = [run for run in log.details([r.id for r in first]) if run.decoding_type == "NGram"]
     steps, accepted = (sum(r.metrics[n] for r in own) for n in ("num_steps", "num_accepted"))
-    assert state["trials"][0]["figures"]["mat"] == pytest.approx(1 + accepted / steps)
+    assert sections[0]["overall"]["mat"] == pytest.approx(1 + accepted / steps)
+
+
+def test_a_page_that_polls_reads_runs_only_when_there_are_new_ones(
+    service: Experiments, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = begin(service, asked())
+    ended(service, name)
+    read, details = list[str](), log.details
+    monkeypatch.setattr(log, "details", lambda ids: details([read.append(i) or i for i in ids]))
+    first = service.look(name, sweep=True)
+    assert service.look(name, sweep=True).results is first.results and not read
+    deleted, *kept = [request.run_id for request in first.results.requests]
+    log.set_deleted([deleted])
+    again = service.look(name, sweep=True)
+    assert again.version != first.version
+    assert [request.run_id for request in again.results.requests] == kept
+    assert len(read) <= 1, "the environment's run"
+    log.set_deleted([deleted], deleted=False)
+    assert service.look(name, sweep=True).results.report == first.results.report
+    log.benchmarks.resume(name)
+    shown = service.look(name, sweep=True).results
+    read.clear()
+    log.set_deleted(kept)
+    assert service.look(name, sweep=True).results is shown and not read, "no trial has ended"
 
 
 def test_other_runs_come_in_between_trials(
@@ -109,7 +134,7 @@ def test_one_sweep_runs_at_a_time_and_what_is_refused_changes_nothing(
 ) -> None:
     name = begin(service, asked("max_draft_len=1:4", mode="search", trials="1"))
     ended(service, name)
-    assert not service.look_at_sweep(name).can_resume
+    assert not service.look(name, sweep=True).can_resume
     with busy(host):
         other = begin(service, asked(method="scripted"))
         with pytest.raises(ConfigError, match=r"Sweep scripted-speedup-\S+ is running"):

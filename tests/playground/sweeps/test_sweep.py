@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from optuna.trial import TrialState
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import OutOfMemoryError, PlaygroundError, SourceError
 from playground.experiments.job import MeasurementFailedError, Progress
-from playground.experiments.sweep.report import SweepStore, best_of
+from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.trials import Trial, study_of
 from tests.playground.sweeps.scripted import Scripted, plan, resumed, swept
@@ -22,7 +23,7 @@ EAGLE = EagleConfig(use_dynamic_tree=True)
 
 
 def values(trials: Sequence[Trial]) -> list[Any]:
-    return [t.figures.speedup if t.figures else None for t in trials]
+    return [trial.value("speedup") for trial in trials]
 
 
 def test_a_search_finds_the_peak_and_repeats_nothing(store: SweepStore) -> None:
@@ -33,8 +34,7 @@ def test_a_search_finds_the_peak_and_repeats_nothing(store: SweepStore) -> None:
     assert len(tried) == len(set(tried)) == 30
     assert [trial.number for trial in sweep.trials] == [*range(1, 31)]
     assert measure.configs[0].max_draft_len == 10, "it begins where the method is"
-    best = best_of(sweep.trials, "speedup")
-    assert best is not None and abs(int(best.point["max_draft_len"] or 0) - 5) <= 1
+    assert abs(int(sweep.trial().point["max_draft_len"] or 0) - 5) <= 1
 
 
 def test_a_search_of_few_points_takes_each_once_at_random_and_ends(
@@ -45,14 +45,14 @@ def test_a_search_of_few_points_takes_each_once_at_random_and_ends(
     sweep = swept(store, "max_draft_len=1:20", measure=measure, trials=50)
     tried = [c.max_draft_len for c in measure.configs]
     assert sorted(tried) == [*range(1, 21)] and tried[1:] != sorted(tried[1:])
-    assert sweep.plan.num_trials == 20 and sweep.row.status == "completed"
+    assert sweep.plan.num_trials == 20 and sweep.benchmark.status == "completed"
 
 
 def test_what_drifts_divides_out_of_the_speedup(store: SweepStore) -> None:
     grid = partial(swept, store, "max_draft_len=3:5", mode="grid")
     sweep = grid(measure=Scripted(drift=lambda trial: 0.5**trial))
     assert values(sweep.trials) == pytest.approx(values(grid().trials))
-    raw = [t.figures.tok_s or 0.0 for t in sweep.trials if t.figures]
+    raw = [t.section.overall.tok_s or 0.0 for t in sweep.trials if t.section]
     assert raw[0] > raw[1] > raw[2], "the machine did slow down"
     mats = [trial.value("mat") for trial in grid(objective="mat").trials]
     assert mats == [4.0] * 3, "MAT counts steps, not time"
@@ -77,7 +77,7 @@ def test_settings_that_do_not_fit_are_refused_with_their_sentence(store: SweepSt
 
 def test_a_space_without_any_fitting_point_ends(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=1", "dynamic_tree_max_topK=1:9", base=EAGLE)
-    assert sweep.row.status == "completed"
+    assert sweep.benchmark.status == "completed"
     assert {t.outcome for t in sweep.trials} == {"refused"}
     with pytest.raises(PlaygroundError, match="100 combinations in a row refused"):
         swept(store, "max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE)
@@ -96,13 +96,16 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
         swept(store, measure=Failing(), trials=4)
     (head,) = store.log.benchmarks.list(sweeps=True)
     failed = store.load(head.id)
-    told = (failed.row.status, failed.to_dict()["fault"])
-    assert told == ("failed", "The weights are gone. Fetch them again.")
-    outcomes = [row["outcome"] for row in failed.to_dict()["trials"]]
+    state = json.loads(failed.json_text())
+    assert (state["status"], state["fault"]) == (
+        "failed",
+        "The weights are gone. Fetch them again.",
+    )
+    outcomes = [row["outcome"] for row in state["trials"]]
     assert outcomes == ["measured", "measured", "interrupted"]
     measure = Scripted()
     done = resumed(store, head.id, measure)
-    assert (done.row.status, done.to_dict()["fault"]) == ("completed", "")
+    assert done.benchmark.status == "completed" and "error" not in done.benchmark.summary
     assert len(measure.configs) == 2, "the broken-off trial and the one that was left"
 
 
@@ -113,7 +116,7 @@ def test_points_that_fail_are_told_and_three_in_a_row_are_enough(store: SweepSto
             self.kind, self.broken = kind, broken
 
         def __call__(self, trial: Any) -> Any:
-            if trial.point["max_draft_len"] in self.broken:
+            if trial.trial.point["max_draft_len"] in self.broken:
                 raise self.kind("It broke.")
             return super().__call__(trial)
 
@@ -137,8 +140,8 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
     sweep.interrupted = lambda: next(looks, None) is None
     assert sweep.run(partial(sweep.search, first)).cancelled
     stopped = store.load(sweep.id)
-    assert stopped.row.status == "cancelled" and first.num_answers[-1] < 4
-    assert stopped.to_dict()["trials"][-1]["outcome"] == "stopped"
+    assert stopped.benchmark.status == "cancelled" and first.num_answers[-1] < 4
+    assert stopped.outcome(stopped.trials[-1]) == "stopped"
     done = [t for t in resumed(store, sweep.id, second).trials if t.outcome == "measured"]
     assert second.configs[0] == first.configs[-1], "the broken-off point comes first"
     assert second.groups[0] == first.groups[-1], "and finds the answers that it had"

@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from playground.experiments.finished import finished_requests
+from playground.experiments.plan import METHOD
+from playground.experiments.report.columns import COLUMNS
+from playground.experiments.report.report import make_report
+from playground.experiments.sweep.report import SHOWN, SweepStore
+from playground.experiments.sweep.trials import trial_benchmark_id
 from playground.host.methods import choose_method
 from storage import RunLog
 from tests.commands import invoke, refused
@@ -40,6 +46,16 @@ def test_a_grid_is_measured_printed_and_written(folder: Path, tmp_path: Path) ->
     mats = [float(row[3]) for row in rows]
     assert mats == sorted(mats, reverse=True), "the best comes first"
     assert "Best so far: max_draft_len" in out.stdout
+    with RunLog.open(str(tmp_path / "runs.db")) as log:
+        (head,) = log.benchmarks.list(sweeps=True)
+        sweep = SweepStore(log).load(head.id)
+        for trial in sweep.trials:
+            requests = finished_requests(log, trial_benchmark_id(head.id, trial.point))
+            report = make_report(sweep.plan.trial(sweep.config(trial.number)), requests)
+            section = report.section(METHOD)
+            (line,) = (line for line in out.stdout.splitlines() if f" {trial.number} " in line[:5])
+            cells = [COLUMNS[name].cell(section, section.overall) for name in SHOWN]
+            assert all(f" {cell.text} " in line for cell in cells), "as a benchmark reports them"
     config = choose_method(str(best)).model_dump()
     assert (str(config["max_draft_len"]), config["lookup"]) == tuple(rows[0][1:3])
 
@@ -50,7 +66,7 @@ def test_json_has_all_and_a_finished_sweep_stays_as_it_is(folder: Path, tmp_path
     asked = arguments(folder, db, "--vary", "max_draft_len=1:9", "--trials", 2, "--name", "two")
     first = json.loads(invoke(*asked, "--json").stdout)
     assert [row["outcome"] for row in first["trials"]] == ["measured"] * 2
-    assert first["plan"]["chooser"]["objective"] == "speedup"
+    assert first["chooser"]["objective"] == "speedup"
     with RunLog.open(str(db)) as log:
         (sweep,) = log.benchmarks.list(sweeps=True)
     again = invoke("sweep", "--db", db, "--resume", sweep.id, "--json")
