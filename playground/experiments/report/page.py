@@ -1,8 +1,8 @@
 """A report as one self-contained HTML file, to link from a README or send to a colleague.
 
-Its style and its chart (SVG) are inline: plotly would add 4.7 MB, the SVG a few kilobytes. It has
-no script, and its content security policy allows none: names and prompts pass through a template
-that escapes them and shows control characters.
+Its style is inline, and its chart is made of it: plotly would add 4.7 MB. It has no script, and its
+content security policy allows none: names and prompts pass through a template that escapes them
+and shows control characters.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ from engine.errors import ConfigError
 from engine.safe_text import json_text, visible_value
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.columns import by_group, summary
-from playground.experiments.report.report import FORMULAS, Report, Results
-from playground.plots import GREY, HUES
+from playground.experiments.report.report import FORMULAS, Results
 
 PROMPTS = "prompts.yaml"
-BAR, GAP, LEFT, WIDTH = 22, 12, 210, 820
-"""Heights of a bar and of the space below it, and where the bars begin and end, in pixels."""
 _PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
 
 
 def page_html(results: Results) -> str:
     """The report as an HTML page."""
     plan, report = results.plan, results.report
-    bars, end = _bars(report)
     return PAGE.render(
         title=results.benchmark.name,
         report=report,
@@ -39,10 +35,7 @@ def page_html(results: Results) -> str:
         command=command(plan),
         prompts=prompts_file(plan),
         prompts_name=PROMPTS,
-        bars=bars,
-        end=end,
-        left=LEFT,
-        height=(BAR + GAP) * len(bars) + 24,
+        unit=60 / max(1.0, *(section.ratio for section in report.configurations)),
         summary=summary(report),
         groups=by_group(report, "speedup", {}) if len(report.groups) > 1 else None,
         formulas={name: FORMULAS[name] for name in SHOWN},
@@ -102,28 +95,6 @@ def _machine(plan: ExperimentPlan, environment: Mapping[str, Any]) -> dict[str, 
     return {name: str(text) for name, text in facts.items() if text}
 
 
-def _bars(report: Report) -> tuple[list[dict[str, Any]], float]:
-    """Every speedup as a bar with its interval, and the position of 1×, in pixels."""
-    measured = [
-        (section, fast, fast.ratio)
-        for section in report.configurations
-        if (fast := section.overall.speedup) is not None and fast.ratio is not None
-    ]
-    longest = max((ratio for *_, ratio in measured), default=1.0)
-    unit = (WIDTH - LEFT - 90) / max(1.0, 1.5 * longest)
-
-    def at(value: float | None) -> float | None:
-        return None if value is None else LEFT + unit * min(value, 1.5 * longest)
-
-    bars = []
-    for n, (section, fast, ratio) in enumerate(measured):
-        low, high = (None, None) if section.reference else (at(fast.low), at(fast.high))
-        colour = GREY if section.reference else HUES[(n - 1) % len(HUES)]
-        bar = {"name": section.name, "text": fast.text, "colour": colour, "low": low, "high": high}
-        bars.append({**bar, "y": n * (BAR + GAP) + 4, "width": unit * ratio})
-    return bars, LEFT + unit
-
-
 PAGE = _PAGES.from_string("""
 {%- macro table(of) %}
 <div class="wide"><table><thead><tr><th>configuration</th>
@@ -151,8 +122,14 @@ h1 { font-size: 22px; margin: 0 0 8px; } h2 { font-size: 16px; margin: 28px 0 8p
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
   vertical-align: top; } th:first-child, td:first-child { text-align: left; }
-td { font-variant-numeric: tabular-nums; } svg { max-width: 100%; height: auto; }
-svg text { fill: currentColor; font-size: 13px; }
+td { font-variant-numeric: tabular-nums; }
+.bars { grid-template-columns: fit-content(35%) 1fr max-content; gap: 0 12px; }
+.bars > * { position: relative; padding: 6px 0; overflow: hidden; }
+.bars span { position: absolute; top: 6px; height: 22px; print-color-adjust: exact; }
+.bars .bar { background: #3b82f6; border-radius: 3px; } .bars .plain { background: #8b8b94; }
+.bars .one { top: 0; height: 100%; left: var(--unit); border-left: 1px dotted; }
+.bars .interval { top: 12px; height: 10px; border: solid; border-width: 0 1px;
+  background: linear-gradient(currentColor, currentColor) center / 100% 1px no-repeat; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; } dt { opacity: .7; }
 dd { margin: 0; overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line);
@@ -162,24 +139,19 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 <p class="headline {{ 'firm' if report.fastest }}">
 {{ report.recommendation }} {{ report.headline }}</p>
 <p class="dim">{{ extent }}, {{ report.num_done }} done; one request at a time.</p>
-<svg viewBox="0 0 820 {{ height }}" width="820" role="img"
- aria-label="Speedup over plain decoding with 95% intervals">
-<line x1="{{ end }}" x2="{{ end }}" y1="0" y2="{{ height - 22 }}" stroke="currentColor"
- stroke-dasharray="2 3" opacity=".6"/>
-<text x="{{ end }}" y="{{ height - 6 }}" text-anchor="middle">1×</text>
-{% for bar in bars %}
-<text x="{{ left - 8 }}" y="{{ bar.y + 16 }}" text-anchor="end">{{ bar.name | truncate(30) }}</text>
-<rect x="{{ left }}" y="{{ bar.y }}" width="{{ '%.1f' % bar.width }}" height="22" rx="3"
- fill="{{ bar.colour }}"/>
-{% if bar.low is not none %}
-<path d="M{{ '%.1f' % bar.low }} {{ bar.y + 11 }}H{{ '%.1f' % bar.high }}M{{ '%.1f' % bar.low }}
- {{ bar.y + 6 }}v10M{{ '%.1f' % bar.high }} {{ bar.y + 6 }}v10" stroke="currentColor"
- fill="none"/>
-{% endif %}
-<text x="{{ '%.1f' % ([bar.high or 0, left + bar.width] | max + 8) }}" y="{{ bar.y + 16 }}">
-{{- bar.text }}</text>
+<h2>Speedup over plain decoding, with 95% intervals</h2>
+<dl class="bars" style="--unit: {{ '%.2f' % unit }}%">
+{% for section, cells in summary.rows if section.ratio %}
+{% set fast = section.overall.speedup %}
+<dt>{{ section.name }}</dt>
+<dd><span class="bar {{ 'plain' if section.reference }}"
+ style="width: {{ '%.2f' % (unit * fast.ratio) }}%"></span>
+{% if fast.low is not none and not section.reference %}
+<span class="interval" style="left: {{ '%.2f' % (unit * fast.low) }}%;
+ width: {{ '%.2f' % (unit * (fast.high - fast.low)) }}%"></span>
+{% endif %}<span class="one"></span></dd><dd>{{ cells[0].line }}</dd>
 {% endfor %}
-</svg>
+</dl>
 <h2>Figures</h2>
 {{ table(summary) }}
 {% if groups %}

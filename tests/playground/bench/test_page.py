@@ -10,6 +10,8 @@ from html import unescape
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from engine.config import Limits
 from engine.drafters import methods
 from engine.model.sources import TargetSpec
@@ -111,6 +113,10 @@ def test_the_page_has_the_reports_figures_and_what_models_and_people_wrote_as_te
         fast = section.overall.speedup
         assert fast is not None and fast.low is not None
         assert fast.text in page and f"{fast.low:.2f} … {fast.high:.2f}" in page
+    ratios = [section.ratio for section in report.configurations]
+    widths = [float(width) for width in re.findall(r'class="bar[^>]+width: ([\d.]+)%', page)]
+    assert widths == pytest.approx([60 * ratio / max(ratios) for ratio in ratios], abs=0.01)
+    assert page.count('class="interval"') == 2, "plain decoding has none"
     assert "3 turns of 2 prompts × 3 configurations × 2 repeats = 18 requests" in page
     assert ">identical<" in page and ">0 of 6<" in page and "unexplained" in page
     assert "a processor" in page and "torch 2.13" in page
