@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import gradio as gr
 
-from engine.errors import ConfigError
 from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
@@ -18,7 +17,7 @@ from playground.experiments.report.columns import COLUMNS
 from playground.experiments.service import ExperimentState
 from playground.experiments.space import Objective, point_text, tunables_of
 from playground.experiments.sweep.plots import NOTES, sweep_figure
-from playground.experiments.sweep.report import AS_GOOD, SweepResults
+from playground.experiments.sweep.report import AS_GOOD, BEST, SweepResults
 from playground.experiments.sweep.trials import Trial
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
@@ -31,7 +30,6 @@ from playground.web.results import (
     table_html,
 )
 
-BEST = "best"
 RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
 CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
@@ -161,7 +159,7 @@ class SweepPage(ExperimentPage):
         trial, kind = options
         numbers = [str(one.number) for one in results.trials]
         trial = trial if trial in numbers else BEST
-        picked = results.best if trial == BEST else results.trial(int(trial))
+        picked = results.best if trial == BEST else results.trial(trial)
         drawn = attempt(lambda: sweep_figure(results, kind), where="drawing a plot")
         best = None if results.best is None else str(results.best.number)
         return [
@@ -177,7 +175,7 @@ class SweepPage(ExperimentPage):
 
         def use(picked: Any, trial: Any) -> Updates:
             results = self.read(read_key(picked)).results
-            settings = results.config(number_of(trial)).model_dump(exclude={"decoding_type"})
+            settings = results.config(trial or BEST).model_dump(exclude={"decoding_type"})
             return generate.open(results.plan.target.name, results.plan.swept.name, settings)
 
         open_on_click(self.use, use, [self.picker, self.trial], generate.open_outputs, self.state)
@@ -193,15 +191,6 @@ def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
         "settings": {k: v for k, v in form.get("settings", {}).items() if k not in varied},
         "vary": [f"{name}={ranges.get(name, '')}" for name in varied],
     }
-
-
-def number_of(trial: object) -> int | None:
-    """Number of a trial; None for the best. Raises ConfigError: it is not a trial."""
-    if trial in (None, BEST):
-        return None
-    if not isinstance(trial, str) or not trial.isdecimal() or len(trial) > 9:
-        raise ConfigError(f"trial must be its number, or {BEST}, got {trial!r:.60}.")
-    return int(trial)
 
 
 def card_html(results: SweepResults, trial: Trial) -> str:

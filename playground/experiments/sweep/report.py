@@ -47,6 +47,7 @@ from playground.host.baseline import DOUBTS
 from playground.host.catalog import MethodTypes
 from storage import Benchmark, RunLog
 
+BEST = "best"
 SHOWN = ("speedup", "tok_s", "mat", "draft_acceptance", "ttft_ms", "verdict")
 """Columns of a report in the table of trials."""
 TRIAL = "trial"
@@ -81,20 +82,20 @@ class SweepResults(Results):
     def num_done(self) -> int:
         return num_done(self.trials, self.plan.chooser.mode)
 
-    def trial(self, number: int | None = None) -> Trial:
-        """A trial by number; without one the best."""
+    def trial(self, number: object = BEST) -> Trial:
+        """The best trial, or one by its number, which may be a text."""
         name = self.benchmark.name
-        if number is None:
+        if number == BEST:
             if self.best is None:
                 raise ConfigError(f"Sweep {name} has measured nothing yet. Let it run longer.")
             return self.best
-        match = next((trial for trial in self.trials if trial.number == number), None)
+        match = next((trial for trial in self.trials if str(trial.number) == str(number)), None)
         if match is None:
-            raise ConfigError(f"Sweep {name} has no trial {number}.")
+            raise ConfigError(f"Sweep {name} has no trial {number!r:.60}.")
         return match
 
-    def config(self, number: int | None = None) -> MethodConfig:
-        """The method's settings in a trial; in the best one without a number."""
+    def config(self, number: object = BEST) -> MethodConfig:
+        """The method's settings in the best trial, or in one by its number."""
         return self.plan.space.config(self.trial(number).point)
 
     # ---- its words

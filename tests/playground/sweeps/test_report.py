@@ -198,6 +198,10 @@ def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
     with pytest.raises(ConfigError, match="Nothing has been measured"):
         sweep_figure(empty, "history")
     sweep = swept(store, "max_draft_len=1:8", trials=2)
+    assert sweep.trial("2") is sweep.trial(2) is sweep.trials[1], "as the page sends it"
+    for wrong in ("3", "", "x", [1], None):
+        with pytest.raises(ConfigError, match="has no trial"):
+            sweep.config(wrong)
     with pytest.raises(ConfigError, match="needs 6 measured trials; there are 2"):
         sweep_figure(sweep, "importance")
     with pytest.raises(ConfigError, match="plot must be one of"):
