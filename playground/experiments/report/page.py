@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from engine.safe_text import json_text, visible_value
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.columns import by_group, summary
-from playground.experiments.report.report import FORMULAS, Results
+from playground.experiments.report.report import Results
 
 PROMPTS = "prompts.yaml"
 _PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
@@ -38,11 +38,7 @@ def page_html(results: Results) -> str:
         unit=60 / max(1.0, *(section.ratio for section in report.configurations)),
         summary=summary(report),
         groups=by_group(report, "speedup", {}) if len(report.groups) > 1 else None,
-        formulas={name: FORMULAS[name] for name in SHOWN},
     )
-
-
-SHOWN = ("speedup", "interval", "tok_s", "mat", "step_ms", "draft_acceptance", "ttft_ms", "verdict")
 
 
 def command(plan: ExperimentPlan) -> str:
@@ -170,7 +166,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 {% endif %}
 <details><summary>{{ prompts_name }}</summary><pre>{{ prompts }}</pre></details>
 <h2>How each figure is computed</h2>
-<dl>{% for name, text in formulas.items() %}<dt>{{ name | replace("_", " ") }}</dt>
-<dd>{{ text }}</dd>{% endfor %}</dl>
+<dl>{% for title, formula in summary.heads.items() %}<dt>{{ title }}</dt>
+<dd>{{ formula }}</dd>{% endfor %}</dl>
 </body></html>
 """)

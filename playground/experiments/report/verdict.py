@@ -153,7 +153,7 @@ def num_unsteady(requests: Sequence[FinishedRequest]) -> int:
 def trust_in(verdict: Verdict | None, *, lossless: bool) -> str:
     """A sentence on a configuration's texts; empty where they cannot be compared."""
     if not lossless:
-        return "It is lossy: it may keep tokens that the target would not choose."
+        return LOSSY
     if verdict is None:
         return ""
     return TRUST[verdict.cause]
