@@ -12,7 +12,7 @@ from playground.cli.terminal import plain, table
 from playground.experiments.report import columns
 from playground.experiments.report.columns import COLUMNS, by_group, summary
 from playground.experiments.report.report import FORMULAS, Report, Section
-from playground.experiments.statistics import LATENCY_ROWS, LatencyTable
+from playground.experiments.statistics import LATENCY_COLUMNS, LatencyTable
 
 
 def tables(report: Report) -> Iterator[Table | Text]:
@@ -43,14 +43,8 @@ def _by_configuration(title: str, figures: columns.Table) -> Table:
 
 def _latency(name: str, latency: LatencyTable) -> Table:
     title = f"{name}: {latency.num_requests} requests, concurrency 1"
-    names = ("avg", "min", "max", "p99", "p90", "p75")
-    rows = [
-        (row, *(figure(getattr(latency.rows[key], name, None)) for name in names))
-        for key, (row, _) in LATENCY_ROWS.items()
-    ]
-    rows.append(("Output token throughput (per sec)", figure(latency.output_token_throughput)))
-    rows.append(("Request throughput (per sec)", figure(latency.request_throughput)))
-    return table(title, names, rows)
+    rows = [(row, *map(figure, values)) for row, _, values in latency.lines()]
+    return table(title, LATENCY_COLUMNS, rows)
 
 
 def _verdict(section: Section) -> Iterator[Text]:

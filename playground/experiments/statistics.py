@@ -7,7 +7,7 @@ short one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, stdev
@@ -391,6 +391,19 @@ LATENCY_ROWS: dict[str, tuple[str, str]] = {
 }
 """Rows of genai-perf's table: title and definition. Its inter-token latency is what vLLM calls time
 per output token; ITL is a step's latency per token, everywhere."""
+THROUGHPUTS: dict[str, tuple[str, str]] = {
+    "output_token_throughput": (
+        "Output token throughput (per sec)",
+        "Σ output tokens / Σ request latency: one request at a time",
+    ),
+    "request_throughput": (
+        "Request throughput (per sec)",
+        "requests / Σ request latency: one request at a time",
+    ),
+}
+"""Its last rows, which have an average alone."""
+LATENCY_COLUMNS = ("avg", "min", "max", "p99", "p90", "p75")
+"""Columns of the table that genai-perf prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +417,16 @@ class LatencyTable:
     output_token_throughput: float
     request_throughput: float
     num_requests: int
+
+    def lines(
+        self, columns: Sequence[str] = LATENCY_COLUMNS
+    ) -> Iterator[tuple[str, str, list[float | None]]]:
+        """Title, definition and values of every row."""
+        for key, (title, definition) in LATENCY_ROWS.items():
+            yield title, definition, [getattr(self.rows[key], name, None) for name in columns]
+        for key, (title, definition) in THROUGHPUTS.items():
+            average = {"avg": getattr(self, key)}
+            yield title, definition, [average.get(name) for name in columns]
 
 
 def latency_table(requests: Sequence[FinishedRequest]) -> LatencyTable | None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import presets
 from engine.formats import figure, plural
 from playground.deploy import ExportSource, Resolve, engines_of
 from playground.experiments.plan import UnknownMethod
 from playground.experiments.report.columns import Cell, summary
-from playground.experiments.report.report import FORMULAS, Results, Section
+from playground.experiments.report.report import Results, Section
 from playground.experiments.report.verdict import CAUSES, Divergence
-from playground.experiments.statistics import LATENCY_ROWS
+from playground.experiments.statistics import LATENCY_COLUMNS
 from playground.host.methods import stored_badge
 from playground.host.stream import pieces
 from playground.web.results import HTML, table_html, term
@@ -20,7 +19,6 @@ from storage import RunLog
 
 MAX_SKIPPED = 50
 SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
-STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
 SEARCH = {
     "tried": "answers so far; after each repeat of the prompts, the slower half is dropped",
     "engines": "engines that run it on this target as it is; with losses: see Deploy",
@@ -84,13 +82,6 @@ decoding’s</summary><ul>
 {% endfor %}
 </ul></details>
 {% endif %}
-""")
-THROUGHPUT = HTML.from_string("""
-<p class="remark">
-{{ "output token throughput" | term(formulas.output_token_throughput) }} {{ output }} per second ·
-{{ "request throughput" | term(formulas.request_throughput) }} {{ requests }} per second
-· {{ extent }}
-</p>
 """)
 
 
@@ -205,17 +196,10 @@ def latency_html(section: Section) -> str:
     table = section.latency
     if table is None:
         return ""
-    rows: list[list[Any]] = [
-        [
-            Cell(term(title, formula)),
-            *(figure(getattr(table.rows[key], name, None), 2) for name in STATISTICS),
-        ]
-        for key, (title, formula) in LATENCY_ROWS.items()
+    rows = [
+        [Cell(term(title, formula)), *map(Cell, map(figure, values))]
+        for title, formula, values in table.lines()
     ]
-    heads = dict.fromkeys(("", *STATISTICS), "")
-    return table_html(f"Latency of {section.name}", heads, rows) + THROUGHPUT.render(
-        formulas=FORMULAS,
-        output=figure(table.output_token_throughput, 2),
-        requests=figure(table.request_throughput, 2),
-        extent=f"{plural(table.num_requests, 'request')}, concurrency 1",
-    )
+    extent = f"{plural(table.num_requests, 'request')}, concurrency 1"
+    heads = dict.fromkeys((extent, *LATENCY_COLUMNS), "")
+    return table_html(f"Latency of {section.name}", heads, rows)

@@ -12,12 +12,11 @@ from engine.safe_text import csv_line, file_name
 from playground.experiments.finished import PARTS, FinishedRequest
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import FORMULAS, Results
-from playground.experiments.statistics import LATENCY_ROWS, LatencyTable, Statistic
+from playground.experiments.statistics import LatencyTable, Statistic
 
 GENAI_PERF = "profile_export_genai_perf"
 GENAI_UNITS = {"ms": "ms", "length": "tokens"}
 """By the end of a row's name."""
-_STATISTICS = tuple(field.name for field in fields(Statistic))
 
 
 def json_text(results: Results, **more: Any) -> str:
@@ -70,18 +69,14 @@ def speedup_csv(results: Results) -> str:
 
 def latency_csv(results: Results) -> str:
     """genai-perf's tables of all configurations, one below the other."""
-    rows: list[list[Any]] = []
-    for section in results.report.configurations:
-        table = section.latency
-        if table is None:
-            continue
-        for key, (title, _) in LATENCY_ROWS.items():
-            values = [getattr(table.rows[key], name, None) for name in _STATISTICS]
-            rows.append([section.name, title, *values])
-        for key in ("output_token_throughput", "request_throughput"):
-            title = key.replace("_", " ").capitalize() + " (per sec)"
-            rows.append([section.name, title, getattr(table, key)])
-    return _csv(["configuration", "metric", *_STATISTICS], rows)
+    columns = [field.name for field in fields(Statistic)]
+    rows = (
+        [section.name, title, *values]
+        for section in results.report.configurations
+        if section.latency is not None
+        for title, _, values in section.latency.lines(columns)
+    )
+    return _csv(["configuration", "metric", *columns], rows)
 
 
 def genai_perf_files(results: Results) -> dict[str, str]:

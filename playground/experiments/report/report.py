@@ -41,6 +41,7 @@ from playground.experiments.report.verdict import (
 )
 from playground.experiments.statistics import (
     LATENCY_ROWS,
+    THROUGHPUTS,
     LatencyTable,
     Speedup,
     Totals,
@@ -77,9 +78,7 @@ FORMULAS: dict[str, str] = {
     "ttft_ms": "mean over requests of the time from entering the engine to the first commit",
     "time_split": "Σ seconds in draft, verify, accept, other and roll-back / steps",
     "by_context": "tok/s and MAT of the requests by prompt tokens + half of the new tokens",
-    "output_token_throughput": "Σ output tokens / Σ request latency: one request at a time",
-    "request_throughput": "requests / Σ request latency: one request at a time",
-    **{key: definition for key, (_, definition) in LATENCY_ROWS.items()},
+    **{key: definition for key, (_, definition) in (LATENCY_ROWS | THROUGHPUTS).items()},
     "verdict": "greedy answers identical, token for token, to plain decoding's / answers",
 }
 MIN_GAIN = 1 + metrics.EQUAL_MARGIN

@@ -63,6 +63,9 @@ def test_latency_table_equals_hand_computed_values() -> None:
     ]
     assert table.output_token_throughput == pytest.approx(17 / 3.6)
     assert table.request_throughput == pytest.approx(3 / 3.6)
+    lines = {title: values for title, _, values in table.lines(("avg", "p25"))}
+    assert len(lines) == 7 and lines["Request latency (ms)"] == [row.avg, row.p25]
+    assert lines["Request throughput (per sec)"] == [table.request_throughput, None]
     single = Statistic.of([1.0])
     assert single is not None and single.std is None
 
