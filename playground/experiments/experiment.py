@@ -31,6 +31,7 @@ from playground.experiments.report.report import (
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id
 
+MAX_NAME = 80
 REPORT_INTERVAL_S = 3.0
 SHARDS_PER_WORKER = 2
 """One would need fewer warm-ups; more shorten the wait for the slowest worker."""
@@ -64,7 +65,9 @@ class Experiment(Job):
         self._lock = threading.Lock()
 
     def begin(self, name: str = "") -> None:
-        """Write its plan to the log, before its first request."""
+        """Write its plan to the log, before its first request; without a name it is given one."""
+        if name and not (name.strip() and name.isprintable() and len(name) <= MAX_NAME):
+            raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
         plan = self.plan.to_dict()
         self.log.benchmarks.begin(self.id, name or default_name(self.plan), plan)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -23,7 +24,7 @@ from playground.experiments.finished import (
     pair_requests,
     runs_of,
 )
-from playground.experiments.plan import Configuration, ExperimentPlan, Halving
+from playground.experiments.plan import Configuration, ExperimentPlan, Halving, SweepPlan
 from playground.experiments.prompts import in_order
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.verdict import (
@@ -419,6 +420,9 @@ def environment_of(log: RunLog, runs: RunQuery) -> Mapping[str, Any]:
 
 def default_name(plan: ExperimentPlan) -> str:
     """The name of an experiment that the user did not name."""
+    if isinstance(plan, SweepPlan):
+        kind = plan.swept.decoding_type.lower().replace("_", "-")
+        return f"{kind}-{plan.chooser.objective}-{datetime.now():%m%d-%H%M%S}"
     words = " ".join(plan.items[0].turns[0].split())[:40]
     if plan.kind in ("compare", "fastest"):
         return f"{'Comparison' if plan.kind == 'compare' else 'Fastest method'} · {words}"

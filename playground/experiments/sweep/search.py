@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 
 import optuna
@@ -35,7 +34,6 @@ from playground.experiments.sweep.trials import (
 )
 from playground.host.runner import ClosingError, EngineHost
 
-MAX_NAME = 80
 NO_PAIR = "No prompt was answered by both methods. "
 NO_FIGURE = (
     "The answers end after their first token, so nothing can be measured. Choose other prompts, a "
@@ -55,14 +53,6 @@ class Sweep(Experiment):
         super().__init__(store.log, plan, benchmark_id=benchmark_id)
         self.store = store
         self._trials_lock, self._failed = threading.RLock(), threading.Event()
-
-    def begin(self, name: str = "") -> None:
-        """Write it to the log; without a name it is given one."""
-        kind = self.plan.swept.decoding_type.lower().replace("_", "-")
-        name = name or f"{kind}-{self.plan.chooser.objective}-{datetime.now():%m%d-%H%M%S}"
-        if not 0 < len(name.strip()) <= MAX_NAME or not name.isprintable():
-            raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
-        super().begin(name)
 
     # ---- where its trials are measured
 

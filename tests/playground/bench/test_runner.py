@@ -55,6 +55,13 @@ def done(bench: BuildContext) -> Iterator[Done]:
         yield Done(log, benchmark_id, plan, summary, told)
 
 
+@pytest.mark.parametrize("name", [" ", "x" * 81, "a\nb"])
+def test_experiments_have_names_of_a_line(log: RunLog, name: str) -> None:
+    with pytest.raises(ConfigError, match="name must have"):
+        Experiment(log, tiny_plan()).begin(name)
+    assert log.benchmarks.list() == ()
+
+
 def test_every_request_is_a_run_with_steps_and_labels(done: Done) -> None:
     log, plan, runs = done.log, done.plan, list(runs_of(done.log, done.id))
     assert done.summary.status == "completed"

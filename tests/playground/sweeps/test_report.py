@@ -292,12 +292,6 @@ def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
         store.load(benchmark_id)
 
 
-@pytest.mark.parametrize("name", [" ", "x" * 81, "a\nb"])
-def test_sweeps_have_names_of_a_line(store: SweepStore, name: str) -> None:
-    with pytest.raises(ConfigError, match="name must have"):
-        swept(store, name=name)
-
-
 def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
     sweep_id = swept(store, trials=1).benchmark.id
     types = {name: cls for name, cls in methods().items() if name != "NGram"}
