@@ -112,12 +112,11 @@ def summary_html(results: Results, resolve: Resolve = presets.resolve) -> str:
     """
     report = results.report
     heads, rows = summary(report)
-    by_name = {configuration.name: configuration for configuration in results.plan.configurations}
     cells = []
     for section, own in rows:
         badge = "baseline"
-        if not section.reference and section.name in by_name:
-            values = by_name[section.name].values
+        if not section.reference:
+            values = results.plan.configuration(section.name).values
             badge = stored_badge(values, results.environment, lossless=section.lossless)
         about = (badge, section.settings or section.title)
         speedup, *others = own

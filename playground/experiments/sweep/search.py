@@ -19,7 +19,7 @@ from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError
 from playground.experiments.cluster import WorkerLostError, Workers
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import Pair, finished_requests, plain_pairs
+from playground.experiments.finished import finished_requests, plain_pairs
 from playground.experiments.job import MeasurementFailedError, Progress, submit
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import METHOD, SweepPlan
@@ -170,11 +170,6 @@ class RunningTrial(Experiment):
         self.trial, self._sweep = trial, sweep
         self.requests = self.log.wait_for(lambda: finished_requests(self.log, self.id))
 
-    @property
-    def pairs(self) -> list[Pair]:
-        """Its finished requests paired with plain decoding's."""
-        return plain_pairs(self.requests, METHOD, self.plan)
-
     def measured(self, summary: Summary) -> Trial:
         """The trial with the figures of its runs in the log. Raises ConfigError: it has none."""
         requests = self.log.wait_for(lambda: finished_requests(self.log, self.id, self.requests))
@@ -196,7 +191,7 @@ class RunningTrial(Experiment):
     def report_progress(self, message: str) -> None:
         """Report progress as part of the sweep's."""
         planned, trial = self._sweep.plan.num_turns, self.trial
-        num_pairs = len(self.pairs)
+        num_pairs = len(plain_pairs(self.requests, METHOD, self.plan))
         answered, share = f"{num_pairs} of {planned} answered", num_pairs / planned
         doing = f"{trial.name}: {point_text(trial.point)} · {answered} · {message}"
         self._sweep.report_progress(doing, share)
