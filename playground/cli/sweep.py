@@ -91,7 +91,7 @@ def sweep(options: SweepOptions) -> None:
         raise ConfigError("--resume completes the plan of the log, so it takes no --trials.")
     with options.open_log() as log:
         store, resumed = SweepStore(log), options.resume
-        plan = store.stored(resumed)[1] if resumed else options.plan()
+        plan = store.stored_sweep(resumed)[1] if resumed else options.plan()
         experiment = Sweep(store, plan, benchmark_id=resumed)
 
         def heading(here: Mapping[str, Any]) -> str:

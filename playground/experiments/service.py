@@ -164,7 +164,7 @@ class Experiments:
         """
         head = self._log.benchmarks.get(benchmark_id)
         if head is not None and head.plan.get("kind") == "sweep":
-            plan: ExperimentPlan = self.sweeps.stored(benchmark_id)[1]
+            plan: ExperimentPlan = self.sweeps.stored_sweep(benchmark_id)[1]
         else:
             plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
         experiment = self._experiment(plan, benchmark_id)
@@ -177,7 +177,7 @@ class Experiments:
             return Experiment(self._log, plan, benchmark_id=benchmark_id)
         for job in self._jobs.running():
             if isinstance(job, Sweep):
-                name = self.sweeps.stored(job.id)[0].name
+                name = self.sweeps.stored_sweep(job.id)[0].name
                 raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
         return Sweep(self.sweeps, plan, benchmark_id=benchmark_id)
 

@@ -52,7 +52,7 @@ SHOWN = ("speedup", "tok_s", "mat", "draft_acceptance", "ttft_ms", "verdict")
 """Columns of a report in the table of trials."""
 TRIAL = "trial"
 """Kind of the artifacts of a sweep."""
-STORED = ("number", "point", "outcome", "reason", "seconds")
+FIELDS = ("number", "point", "outcome", "reason", "seconds")
 """What such an artifact has of a trial; older versions stored figures, too."""
 MAX_NAMED = 5
 """Trials that the headline names."""
@@ -154,7 +154,7 @@ class SweepResults(Results):
             {
                 "name": trial.name,
                 "benchmark": trial_benchmark_id(self.benchmark.id, trial.point),
-                **_stored(trial),
+                **_meta_of(trial),
                 "outcome": self.outcome(trial),
                 "reason": self.reason(trial),
             }
@@ -207,10 +207,10 @@ def headline_of(
     plan: SweepPlan, trials: Sequence[Trial], best: Trial | None, ties: Sequence[int]
 ) -> str:
     """The best trial and what it is worth; empty before anything is measured."""
-    num_lost = sum(trial.outcome == "measured" and trial.section is None for trial in trials)
-    lost = f"{plural(num_lost, 'trial')} without figures: the log no longer has their runs."
+    num_missing = sum(trial.outcome == "measured" and trial.section is None for trial in trials)
+    missing = f"{plural(num_missing, 'trial')} without figures: the log no longer has their runs."
     if best is None or best.section is None:
-        return lost if num_lost else ""
+        return missing if num_missing else ""
     objective, section = plan.chooser.objective, best.section
     reached = f"{objective_text(best, objective)}{_gain(plan, trials, best)}"
     parts = [f"Best so far: {point_text(best.point)}, with {reached}."]
@@ -227,8 +227,8 @@ def headline_of(
     if answers is not None and not answers.identical and section.lossless:
         differing, num = answers.num_compared - answers.num_identical, answers.num_compared
         parts.append(f"{differing} of {num} answers differ from plain decoding's.")
-    if num_lost:
-        parts.append(lost)
+    if num_missing:
+        parts.append(missing)
     return " ".join(parts)
 
 
@@ -257,15 +257,16 @@ class SweepStore:
         """Those that have begun, by number, without figures; a copied log may have one twice."""
         oldest_first = reversed(self.log.artifacts.find(TRIAL, benchmark_id=sweep_id))
         metas = {one.meta["number"]: one.meta for one in oldest_first}
-        values = ({name: metas[number][name] for name in STORED} for number in sorted(metas))
-        return tuple(Trial(**fields) for fields in values)
+        return tuple(
+            Trial(**{name: metas[number][name] for name in FIELDS}) for number in sorted(metas)
+        )
 
     def save(self, sweep_id: str, trial: Trial) -> None:
         """Store a trial in place of its earlier version."""
-        key, meta = {"number": trial.number}, _stored(trial)
+        key, meta = {"number": trial.number}, _meta_of(trial)
         self.log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
 
-    def stored(self, sweep_id: str) -> tuple[Benchmark, SweepPlan]:
+    def stored_sweep(self, sweep_id: str) -> tuple[Benchmark, SweepPlan]:
         """The row of a sweep and its plan. Raises ConfigError: it is not in the log."""
         row = self.log.benchmarks.get(sweep_id)
         if row is None or row.plan.get("kind") != "sweep":
@@ -277,17 +278,17 @@ class SweepStore:
 
         Raises ConfigError: it is not in the log.
         """
-        row, plan = self.stored(sweep_id)
+        row, plan = self.stored_sweep(sweep_id)
         requests = finished_requests(self.log, sweep_id, known, sweep=True)
         by_trial: dict[str, list[FinishedRequest]] = defaultdict(list)
         for request in requests:
             by_trial[request.benchmark_id].append(request)
 
-        def measured(trial: Trial) -> Trial:
+        def read_figures(trial: Trial) -> Trial:
             own = by_trial[trial_benchmark_id(sweep_id, trial.point)]
             return with_figures(trial, plan, own) if trial.outcome == "measured" else trial
 
-        trials = tuple(map(measured, self.trials(sweep_id)))
+        trials = tuple(map(read_figures, self.trials(sweep_id)))
         best, ties = ranking(trials, plan.chooser.objective)
         plain = [one for one in requests if one.configuration == plan.reference.name]
         reference = make_section(plan.reference, plain, plain, {} if plan.sampling.greedy else None)
@@ -303,5 +304,5 @@ class SweepStore:
         return SweepResults(row, plan, tuple(requests), report, here, trials, best, ties)
 
 
-def _stored(trial: Trial) -> dict[str, Any]:
-    return {name: getattr(trial, name) for name in STORED}
+def _meta_of(trial: Trial) -> dict[str, Any]:
+    return {name: getattr(trial, name) for name in FIELDS}

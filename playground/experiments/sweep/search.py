@@ -148,7 +148,7 @@ class Sweep(Experiment):
             summary = measure(running)
             if self.cancelled():
                 return
-            trial = running.measured(summary)
+            trial = running.result(summary)
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
         except (MeasurementFailedError, OutOfMemoryError, WorkerLostError) as error:
@@ -170,7 +170,7 @@ class RunningTrial(Experiment):
         self.trial, self._sweep = trial, sweep
         self.requests = self.log.wait_for(lambda: finished_requests(self.log, self.id))
 
-    def measured(self, summary: Summary) -> Trial:
+    def result(self, summary: Summary) -> Trial:
         """The trial with the figures of its runs in the log. Raises ConfigError: it has none."""
         requests = self.log.wait_for(lambda: finished_requests(self.log, self.id, self.requests))
         plan = self._sweep.plan
