@@ -29,7 +29,7 @@ from playground.experiments.report.report import (
     read_results,
 )
 from playground.host.runner import EngineHost
-from storage import RunLog, RunQuery, StorageError, new_id
+from storage import RunLog, StorageError, new_id
 
 MAX_NAME = 80
 REPORT_INTERVAL_S = 3.0
@@ -80,13 +80,9 @@ class Experiment(Job):
 
     def check_target(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigError: it began on other weights, in another dtype or on another device."""
-        first = self.log.wait_for(lambda: environment_of(self.log, self.runs))
+        runs = runs_of(self.id, sweep=self.plan.kind == "sweep")
+        first = self.log.wait_for(lambda: environment_of(self.log, runs))
         check_same_target(first, environment)
-
-    @property
-    def runs(self) -> RunQuery:
-        """Selects its runs in the log."""
-        return runs_of(self.id, sweep=self.plan.kind == "sweep")
 
     # ---- measuring
 
