@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.config import setting
+from engine.config import UnitFloat, setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
@@ -97,12 +97,10 @@ class DraftTargetConfig(MethodConfig):
         "when sampling: sample the drafts too and verify them with their "
         "probabilities; off = likeliest tokens",
     )
-    confidence_threshold: float = setting(
+    confidence_threshold: UnitFloat = setting(
         0.0,
         "Confidence threshold",
         "stop drafting where the draft model's best token is less likely; 0 = never",
-        ge=0.0,
-        le=1.0,
     )
 
     draft_vocab: DraftVocab = None

@@ -35,6 +35,12 @@ def draft_len(default: int | None, detail: str = "", *, most: int = 64) -> Any:
     return setting(default, "Draft length", f"tokens drafted per step{detail}", ge=1, le=most)
 
 
+def draft_nodes(default: int, detail: str = "", *, most: int = 1024) -> Any:
+    """The setting of a tree's size, described as by `draft_len`."""
+    description = f"maximum number of nodes in the draft tree{detail}"
+    return setting(default, "Draft tokens", description, ge=1, le=most)
+
+
 class DraftShape(NamedTuple):
     """The most that one step drafts.
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from engine.config import setting
 from engine.drafters import trtllm_drafter
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import MethodConfig, draft_len, draft_nodes
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput
@@ -198,16 +198,8 @@ class UserProvidedConfig(MethodConfig):
     drafter: str | None = setting(
         None, "Drafter", "name under which the drafter was registered at the start", max_length=200
     )
-    max_draft_len: int = setting(
-        8, "Draft length", "maximum number of tokens per candidate", ge=1, le=64
-    )
-    max_total_draft_tokens: int = setting(
-        64,
-        "Draft tokens",
-        "maximum number of nodes of the draft tree; the rest is dropped",
-        ge=1,
-        le=1024,
-    )
+    max_draft_len: int = draft_len(8, " in every candidate")
+    max_total_draft_tokens: int = draft_nodes(64, "; the rest is dropped")
 
     def build(self, context: BuildContext) -> UserProvidedDrafter:
         if self.drafter is None or self.drafter not in _factories:

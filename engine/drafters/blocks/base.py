@@ -24,7 +24,7 @@ from engine.drafters.base import FeatureDrafter, chain, root_only
 from engine.drafters.eagle.trees import Candidates, kept_tree
 from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import MethodConfig, draft_nodes
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, Proposal
 
@@ -50,9 +50,7 @@ class BlockMethod(MethodConfig):
     dynamic_tree_max_topK: int = setting(
         8, "Children per node", "tree: likeliest tokens considered at each position", ge=1, le=64
     )
-    max_total_draft_tokens: int = setting(
-        32, "Draft tokens", "tree: drafted nodes kept", ge=1, le=1024
-    )
+    max_total_draft_tokens: int = draft_nodes(32)
 
     def with_chain(self, length: int) -> Self:
         return super().with_chain(length).replace(use_dynamic_tree=False)

@@ -21,7 +21,7 @@ from engine.drafters.eagle.trees import DynamicTree, StaticTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
-from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.method import DraftShape, MethodConfig, draft_len, draft_nodes
 from engine.drafters.texts import MAX_LOGIT_ROWS, TargetTrace
 from engine.errors import DrafterError
 from engine.proposal import Budget, Needs, Proposal
@@ -65,13 +65,7 @@ class _EagleMethod(MethodConfig):
     dynamic_tree_max_topK: int = setting(
         10, "Children per node", "dynamic tree: children of every expanded node", ge=1, le=64
     )
-    max_total_draft_tokens: int = setting(
-        59,
-        "Draft tokens",
-        "dynamic tree: drafted nodes kept (EAGLE's total_token - 1)",
-        ge=1,
-        le=1024,
-    )
+    max_total_draft_tokens: int = draft_nodes(59, " if it is dynamic (EAGLE's total_token - 1)")
     max_non_leaves_per_layer: int | None = setting(
         None,
         "Expanded nodes per level",
@@ -199,13 +193,7 @@ class Eagle3Config(_EagleMethod):
     without_effect = (({"use_dynamic_tree": False}, DYNAMIC),)
 
     decoding_type: Literal["Eagle3"] = "Eagle3"
-    max_draft_len: int = setting(
-        5,
-        "Draft length",
-        "length of the chain, or levels of the tree (EAGLE's depth + 1)",
-        ge=1,
-        le=32,
-    )
+    max_draft_len: int = draft_len(5, "; levels of a dynamic tree (EAGLE's depth + 1)", most=32)
     eagle3_layers_to_capture: CapturedLayers = None
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
-from engine.config import Sampling, setting
+from engine.config import Sampling, UnitFloat, setting
 from engine.drafters.base import BuildContext, LastRowDrafter, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
@@ -67,19 +67,15 @@ class MedusaConfig(MethodConfig):
     acceptance: Literal["lossless", "typical"] = setting(
         "lossless", "Acceptance", "typical accepts any plausible token: longer drafts, lossy"
     )
-    posterior_threshold: float = setting(
+    posterior_threshold: UnitFloat = setting(
         0.09,
         "Typical acceptance: threshold",
         "typical: a token this probable is always accepted",
-        ge=0.0,
-        le=1.0,
     )
-    posterior_alpha: float = setting(
+    posterior_alpha: UnitFloat = setting(
         0.3,
         "Typical acceptance: alpha",
         "typical: where the target is unsure, the bar falls to alpha · exp(-entropy)",
-        ge=0.0,
-        le=1.0,
     )
 
     @property

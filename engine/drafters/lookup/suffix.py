@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from engine.config import setting
+from engine.config import UnitFloat, setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.array import SuffixArray, token_type
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 from engine.drafters.lookup.paths import Continuation, most_probable_paths
-from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.method import DraftShape, MethodConfig, draft_len, draft_nodes
 from engine.errors import ConfigError
 from engine.model.corpus import DIALOGUES, Corpus
 from engine.proposal import Budget, Outcome, Proposal
@@ -58,11 +58,9 @@ class SuffixConfig(MethodConfig):
     )
 
     decoding_type: Literal["Suffix"] = "Suffix"
-    max_draft_len: int = setting(16, "Draft length", "deepest draft, in tokens", ge=1, le=64)
+    max_draft_len: int = draft_len(16, " on one path")
     use_tree_spec: bool = setting(False, "Draft a tree", "draft a tree of likely continuations")
-    max_total_draft_tokens: int = setting(
-        32, "Draft tokens", "nodes of the tree at most (with use_tree_spec)", ge=1, le=256
-    )
+    max_total_draft_tokens: int = draft_nodes(32, " (with use_tree_spec)", most=256)
     max_tree_depth: int = setting(
         24,
         "Longest context",
@@ -73,12 +71,8 @@ class SuffixConfig(MethodConfig):
     max_spec_factor: float = setting(
         1.0, "Draft tokens per matched token", "drafted tokens per matched token", gt=0.0, le=16.0
     )
-    min_token_prob: float = setting(
-        0.1,
-        "Least path probability",
-        "least estimated probability of a drafted path",
-        ge=0.0,
-        le=1.0,
+    min_token_prob: UnitFloat = setting(
+        0.1, "Least path probability", "least estimated probability of a drafted path"
     )
     use_global_pool: bool = setting(False, "Match earlier runs", "also match texts of earlier runs")
     global_pool_size: int = setting(
