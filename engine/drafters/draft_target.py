@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Annotated, Literal
 
 import torch
@@ -32,7 +33,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.config import UnitFloat, setting
+from engine.config import Sampling, UnitFloat, setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
@@ -41,7 +42,7 @@ from engine.metrics import common_len
 from engine.model.target import Target
 from engine.model.text import REPLACEMENT, Retokenizer, SharedTokens, common_vocabulary
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
-from engine.sampling import inverse_cdf, probabilities
+from engine.sampling import SeededDraws, inverse_cdf, probabilities
 from engine.steps import Bypass
 from engine.tree import TreeShape, upload
 
@@ -124,7 +125,7 @@ class DraftTargetConfig(MethodConfig):
         model = load_draft_model(context, *settings)
         if self.vocabulary != "text":
             return DraftTargetDrafter(self, context, model)
-        return TextDrafter(context.target, model, self.max_draft_len, self.confidence_threshold)
+        return TextDrafter(self, context.target, model)
 
     def draft_shape(self) -> DraftShape:
         return DraftShape(self.max_draft_len, self.max_draft_len)
@@ -170,63 +171,22 @@ class ModelDrafter(Drafter):
         self._cache.free()
 
 
-class DraftTargetDrafter(ModelDrafter):
-    """Drafts with a second model, which reads every committed token once."""
+class ChainDrafter(ModelDrafter):
+    """Continues the text in the model's ids, token by token."""
 
-    _has_drafted = False
-    """Whether it drafted at this step."""
-    _model_ids: Tensor | None
-    """`(tokens,)` that it may draft, in its own ids; None = all that both models have."""
+    _sampling = Sampling()
+    """How it samples its drafts; greedy unless `start` sets it, and `_draws`."""
+    _draws: SeededDraws
+    _model_ids: Tensor | None = None
+    """`(tokens,)` that it may draft, in its own ids; None = the first `_common`."""
     _vocabulary: Vocabulary
     """The same tokens in the target's ids; both on the draft model's device."""
+    _chains = True
+    """Whether the forward may draft a whole chain in one call."""
 
-    def __init__(self, config: DraftTargetConfig, context: BuildContext, model: Target) -> None:
-        target = context.target
+    def __init__(self, config: DraftTargetConfig, target: Target, model: Target) -> None:
         super().__init__(target, model, rewinds=config.max_draft_len + 2)
-        self._config, self._vocab = config, target.vocab_size
-        self._shared: SharedTokens | None = None
-        ids: Tensor | None
-        if config.vocabulary == "intersection":
-            self._shared = SharedTokens(target, model)
-            self._model_ids, ids = self._shared.theirs, self._shared.ours
-            self._common = len(self._shared.ours)
-        else:
-            self._common = common_vocabulary(target, model)
-            location = context.weights(config.speculative_model, MODEL)
-            listed = Vocabulary.beside(location, target, config.draft_vocab).ids
-            ids = None if listed is None else listed[listed < self._common].to(model.device)
-            self._model_ids = ids
-        self._vocabulary = Vocabulary(ids, target.vocab_size)
-        self._chains = self._shared is None and (
-            self._model_ids is not None or self._common == model.vocab_size
-        )
-
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._sampling, self._draws = start.sampling, start.draws
-
-    def _encode(self, tokens: Sequence[int]) -> list[int]:
-        return super()._encode(tokens) if self._shared is None else self._shared.translate(tokens)
-
-    def propose(self, budget: Budget) -> Proposal:
-        """A chain; empty beyond the draft model's context."""
-        room = self.model.context_len - len(self._ids) + 1
-        length = min(self._config.max_draft_len, budget.depth, room)
-        if length < 1 or not self._ids:
-            bypass: Bypass = "draft_context" if room < 1 else "no_text"
-            return root_only(self.text[-1], self._device, bypass)
-        tokens, probs, distributions = self._draft(length, budget.min_prob)
-        if not tokens:
-            return root_only(self.text[-1], self._device, "unsure")
-        indices = torch.stack(tokens)
-        drafts = self._vocabulary.target_ids(indices).to(self._device)
-        proposal = chain(self.text[-1], drafts, torch.stack(probs).to(self._device))
-        self._has_drafted = True
-        if not distributions:
-            return proposal
-        rows = self._vocabulary.spread(torch.stack(distributions)).to(self._device)
-        rows = pad(rows, (0, self._vocab - rows.shape[-1]))
-        return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
+        self._config, self._common = config, model.vocab_size
 
     def _draft(
         self, length: int, min_prob: float
@@ -268,6 +228,58 @@ class DraftTargetDrafter(ModelDrafter):
             path_prob = path_prob * float(probs[-1]) if min_prob > 0 else path_prob
             inputs = token[None] if ids is None else ids[token[None]]
         return tokens, probs, distributions
+
+
+class DraftTargetDrafter(ChainDrafter):
+    """Drafts with a second model, which reads every committed token once."""
+
+    _has_drafted = False
+    """Whether it drafted at this step."""
+    _shared: SharedTokens | None = None
+
+    def __init__(self, config: DraftTargetConfig, context: BuildContext, model: Target) -> None:
+        target = context.target
+        super().__init__(config, target, model)
+        self._vocab = target.vocab_size
+        ids: Tensor | None
+        if config.vocabulary == "intersection":
+            self._shared = shared = SharedTokens(target, model)
+            self._model_ids, ids, self._chains = shared.theirs, shared.ours, False
+        else:
+            self._common = common = common_vocabulary(target, model)
+            location = context.weights(config.speculative_model, MODEL)
+            listed = Vocabulary.beside(location, target, config.draft_vocab).ids
+            ids = None if listed is None else listed[listed < common].to(model.device)
+            self._model_ids = ids
+            self._chains = ids is not None or common == model.vocab_size
+        self._vocabulary = Vocabulary(ids, target.vocab_size)
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        self._sampling, self._draws = start.sampling, start.draws
+
+    def _encode(self, tokens: Sequence[int]) -> list[int]:
+        return super()._encode(tokens) if self._shared is None else self._shared.translate(tokens)
+
+    def propose(self, budget: Budget) -> Proposal:
+        """A chain; empty beyond the draft model's context."""
+        room = self.model.context_len - len(self._ids) + 1
+        length = min(self._config.max_draft_len, budget.depth, room)
+        if length < 1 or not self._ids:
+            bypass: Bypass = "draft_context" if room < 1 else "no_text"
+            return root_only(self.text[-1], self._device, bypass)
+        tokens, probs, distributions = self._draft(length, budget.min_prob)
+        if not tokens:
+            return root_only(self.text[-1], self._device, "unsure")
+        indices = torch.stack(tokens)
+        drafts = self._vocabulary.target_ids(indices).to(self._device)
+        proposal = chain(self.text[-1], drafts, torch.stack(probs).to(self._device))
+        self._has_drafted = True
+        if not distributions:
+            return proposal
+        rows = self._vocabulary.spread(torch.stack(distributions)).to(self._device)
+        rows = pad(rows, (0, self._vocab - rows.shape[-1]))
+        return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the rows of draft tokens that were committed."""
@@ -324,19 +336,16 @@ class DraftTargetDrafter(ModelDrafter):
         self._has_drafted = False
 
 
-class TextDrafter(ModelDrafter):
+class TextDrafter(ChainDrafter):
     """Drafts a chain with a model that shares only the text with the target.
 
     Its cache keeps the prefix that its tokens have in common from step to step.
     """
 
-    def __init__(
-        self, target: Target, model: Target, max_draft_len: int, confidence_threshold: float
-    ) -> None:
+    def __init__(self, config: DraftTargetConfig, target: Target, model: Target) -> None:
         """Raises VocabularyError: a model has no tokenizer."""
-        super().__init__(target, model, rewinds=max_draft_len + 2)
+        super().__init__(config, target, model)
         self._to_model, self._to_target = Retokenizer(target, model), Retokenizer(model, target)
-        self._length, self._threshold = max_draft_len, confidence_threshold
         self._ends = self._to_target.special | model.eos_ids
 
     def start(self, start: Start) -> None:
@@ -349,7 +358,7 @@ class TextDrafter(ModelDrafter):
         """Empty within a character of several tokens, and at the end of the model's context."""
         ids = self._encode(self.text)
         room = self.model.context_len - len(ids) + 1
-        length = min(self._length, room, budget.depth)
+        length = min(self._config.max_draft_len, room, budget.depth)
         drafts: list[int] = []
         if ids and length > 0:
             continuation = self._continuation(ids, length)
@@ -376,30 +385,8 @@ class TextDrafter(ModelDrafter):
     def _continuation(self, ids: list[int], length: int) -> list[int]:
         """Up to `length` tokens that the model generates after these, without special ones."""
         self._cache.truncate(common_len(self._ids, ids[:-1]))
-        device, tokens = self.model.device, list[int]()
-        inputs = upload(torch.tensor(ids[self._cache.length :]), device)
-        if not self._threshold:
-            drafts = self.model.draft_chain(inputs, self._cache, length)
-            tokens = (self._chain(inputs, length) if drafts is None else drafts[0]).tolist()
-            self._ids = [*ids, *tokens[:-1]]
-            ends = (i for i, token in enumerate(tokens) if token in self._ends)
-            return tokens[: next(ends, len(tokens))]
-        while len(tokens) < length:
-            logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1]
-            best = logits.float().softmax(dim=-1).max(dim=-1)
-            confidence, token = torch.stack([best.values.double(), best.indices.double()]).tolist()
-            if confidence < self._threshold or token in self._ends:
-                break
-            tokens.append(int(token))
-            inputs = upload(torch.tensor([int(token)]), device)
+        self._ids = ids
+        drafts, _, _ = self._draft(length, min_prob=0.0)
+        tokens: list[int] = torch.stack(drafts).tolist() if drafts else []
         self._ids = [*ids, *tokens][: self._cache.length]
-        return tokens
-
-    def _chain(self, inputs: Tensor, length: int) -> Tensor:
-        """`length` greedy tokens; the host reads none before the last."""
-        drafts: list[Tensor] = []
-        for _ in range(length):
-            logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1:]
-            inputs = logits.argmax(dim=-1)
-            drafts.append(inputs)
-        return torch.cat(drafts)
+        return list(takewhile(lambda token: token not in self._ends, tokens))
