@@ -33,8 +33,13 @@ class SuffixAutomaton:
     `suffix` is the state of the sequence's last tokens, at most `max_depth` of them.
     """
 
-    def __init__(self, max_depth: int) -> None:
-        self.max_depth = max_depth
+    def __init__(self, max_depth: int, max_bytes: int) -> None:
+        """`max_bytes`: memory at which it begins anew."""
+        self.max_depth, self._max_bytes = max_depth, max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all sequences."""
         self.num_tokens = 0
         self.next: list[dict[int, int]] = [{}]
         self.link: list[int] = [_NONE]
@@ -43,10 +48,6 @@ class SuffixAutomaton:
         self._last = ROOT
         self.suffix = ROOT
         self._suffix_len = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return STATE_BYTES * len(self.next)
 
     def shortest(self, state: int) -> int:
         """Tokens of the state's shortest string."""
@@ -62,6 +63,8 @@ class SuffixAutomaton:
 
     def append(self, token: int) -> None:
         """Append one token to the current sequence."""
+        if STATE_BYTES * len(self.next) >= self._max_bytes:
+            self.clear()
         self.num_tokens += 1
         self._last = self._add_state(token)
         longer = self.next[self.shortened(self.suffix, self._suffix_len)][token]

@@ -38,9 +38,9 @@ TEXT_BYTES, RUNS_BYTES, STORE_BYTES = 256 << 20, 1 << 30, 2 << 30
 class SuffixConfig(MethodConfig):
     """Settings of suffix decoding, named as in ArcticInference and vLLM.
 
-    Memory is bounded: a text's automaton at `TEXT_BYTES` (then it begins anew), those of earlier
-    runs at `RUNS_BYTES` (the oldest are dropped first), a corpus's array at `STORE_BYTES` (a larger
-    one is refused) and the cache of its continuations at 64 MiB.
+    Memory is bounded: a text's automaton at `TEXT_BYTES` and that of earlier runs at `RUNS_BYTES`
+    (either then begins anew), a corpus's array at `STORE_BYTES` (a larger one is refused) and the
+    cache of its continuations at 64 MiB.
     """
 
     title = "Suffix"
@@ -78,7 +78,7 @@ class SuffixConfig(MethodConfig):
     global_pool_size: int = setting(
         100_000,
         "Tokens of earlier runs",
-        "how many tokens of earlier runs to keep at most, and 1 GiB of them",
+        "forget all earlier runs once they have so many tokens, or take 1 GiB",
         ge=1000,
         le=10_000_000,
     )
@@ -128,28 +128,6 @@ def _corpus_array(folder: Path, stamp: int, depth: int) -> SuffixArray:
     return SuffixArray((entry.token_ids for entry in corpus.entries), depth, vocab)
 
 
-class GlobalPool:
-    """Texts of earlier runs, in two automata: when the newer is half the pool, the older goes."""
-
-    def __init__(self, size: int, max_depth: int) -> None:
-        self.size = size
-        self.max_depth = max_depth
-        self.automata = [SuffixAutomaton(max_depth)]
-
-    def add(self, text: Iterable[int]) -> None:
-        """Keep a finished text; a very long one in two parts."""
-        if self.automata[-1].num_tokens >= self.size // 2:
-            self._rotate()
-        for token in text:
-            if self.automata[-1].num_bytes >= RUNS_BYTES // 2:
-                self._rotate()
-            self.automata[-1].append(token)
-        self.automata[-1].end_sequence()
-
-    def _rotate(self) -> None:
-        self.automata = [self.automata[-1], SuffixAutomaton(self.max_depth)]
-
-
 class Memory(Protocol):
     """An index of texts; a state stands for all occurrences of a context."""
 
@@ -179,15 +157,14 @@ class SuffixDrafter(Drafter):
         self.text = []
         self._store = store
         self._device = context.target.device
-        self._pool = GlobalPool(config.global_pool_size, config.max_tree_depth)
+        self._local = SuffixAutomaton(config.max_tree_depth, TEXT_BYTES)
+        self._pool = SuffixAutomaton(config.max_tree_depth, RUNS_BYTES)
         self.remembers = config.use_global_pool
 
     def start(self, start: Start) -> None:
         super().start(start)
         self.match_len = 0
-        self._local = SuffixAutomaton(self.config.max_tree_depth)
-        automata = self._pool.automata if self.config.use_global_pool else []
-        self._cursors = [Cursor(automaton) for automaton in automata]
+        self._cursor = Cursor(self._pool)
         self._read(self.text)
 
     def propose(self, budget: Budget) -> Proposal:
@@ -224,23 +201,24 @@ class SuffixDrafter(Drafter):
 
     def finish(self) -> None:
         if self.config.use_global_pool:
-            self._pool.add(self.text)
-        self.text, self._cursors = [], []
-        self._local = SuffixAutomaton(self.config.max_tree_depth)
+            if self._pool.num_tokens >= self.config.global_pool_size:
+                self._pool.clear()
+            for token in self.text:
+                self._pool.append(token)
+            self._pool.end_sequence()
+        self.text = []
+        self._local.clear()
 
     def _read(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            if self._local.num_bytes >= TEXT_BYTES:
-                self._local = SuffixAutomaton(self.config.max_tree_depth)
             self._local.append(token)
-            for cursor in self._cursors:
-                cursor.advance(token)
+            self._cursor.advance(token)
 
     def _matches(self) -> Iterator[Context]:
         """Every matched context, per memory longest first."""
         depth = self.config.max_tree_depth
         starts = [(self._local, self._local.suffix, depth)]
-        starts += [(cursor.automaton, cursor.state, cursor.length) for cursor in self._cursors]
+        starts += [(self._pool, self._cursor.state, self._cursor.length)]
         for automaton, state, longest in starts:
             while state != ROOT:
                 # Continuations of a state are those of its shortest string.

@@ -14,7 +14,7 @@ from engine.drafters.lookup import array as array_module
 from engine.drafters.lookup import suffix
 from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
-from engine.drafters.lookup.suffix import GlobalPool, SuffixConfig
+from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus
 from engine.proposal import Budget
@@ -23,6 +23,7 @@ from tests.engine.drafters.judges import begin, started, write
 from tests.engine.training.conftest import grow, learnable_target
 from tests.models import build_context, plain_greedy, tiny_target
 
+MAX_BYTES = 1 << 30
 REPEATS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
 
 
@@ -71,13 +72,13 @@ def test_earlier_runs_are_matched_only_with_the_global_pool():
         assert drafter.propose(Budget(99)).tokens.tolist() == drafted
 
 
-def test_global_pool_stays_below_its_size_and_keeps_the_newest():
-    pool = GlobalPool(1000, 8)
+def test_a_full_global_pool_begins_anew_and_keeps_the_newest_run():
+    drafter = started(SuffixConfig(use_global_pool=True, global_pool_size=1000), [1, 2])
     for i in range(40):
-        pool.add([i, 100 + i] * 50)
-        assert sum(a.num_tokens for a in pool.automata) <= 1000 + 100
-    assert 139 in pool.automata[-1].next[0] and len(pool.automata) == 2
-    assert all(100 not in a.next[0] for a in pool.automata)
+        begin(drafter, [i, 100 + i] * 50)
+        drafter.finish()
+        assert drafter._pool.num_tokens <= 1000 + 101
+    assert 139 in drafter._pool.next[ROOT] and 100 not in drafter._pool.next[ROOT]
 
 
 # ---- the automaton knows what brute force knows, at every moment
@@ -109,7 +110,7 @@ def state_of(automaton: SuffixAutomaton, part: tuple[int, ...]) -> int | None:
 
 
 def build(texts: list[list[int]], max_depth: int) -> SuffixAutomaton:
-    automaton = SuffixAutomaton(max_depth)
+    automaton = SuffixAutomaton(max_depth, MAX_BYTES)
     for i, text in enumerate(texts):
         if i:
             automaton.end_sequence()
@@ -121,7 +122,7 @@ def build(texts: list[list[int]], max_depth: int) -> SuffixAutomaton:
 @settings(deadline=None)
 @given(TEXTS, st.integers(2, 6))
 def test_counts_equal_brute_force_at_every_moment(texts: list[list[int]], max_depth: int):
-    automaton = SuffixAutomaton(max_depth)
+    automaton = SuffixAutomaton(max_depth, MAX_BYTES)
     for i, text in enumerate(texts):
         automaton.end_sequence()
         for j, token in enumerate(text):
@@ -165,7 +166,7 @@ def test_cursor_holds_the_longest_known_suffix(
 
 
 def test_size_and_work_grow_linearly():
-    worst = SuffixAutomaton(24)
+    worst = SuffixAutomaton(24, MAX_BYTES)
     for token in [0] * 4000 + [1] + [0] * 4000:
         worst.append(token)
     assert len(worst.next) <= 2 * worst.num_tokens
