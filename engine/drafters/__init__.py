@@ -9,7 +9,6 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from typing import Any
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, did_you_mean
@@ -34,7 +33,7 @@ def _methods_in(folders: tuple[str, ...]) -> dict[str, type[MethodConfig]]:
     return dict(sorted(classes.items(), key=lambda item: (item[0] != "Autoregressive", item[0])))
 
 
-def parse_method(values: Mapping[str, Any], *, where: str = "") -> MethodConfig:
+def parse_method(values: object, *, where: str = "") -> MethodConfig:
     """A method's settings from plain data; `decoding_type` names the method.
 
     Raises ConfigError: no or unknown `decoding_type`, or an invalid setting.

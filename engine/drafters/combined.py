@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
 from engine.config import Sampling, setting
+from engine.drafters import methods, parse_method
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
@@ -28,20 +29,15 @@ from engine.proposal import Budget, Outcome, Proposal
 
 def _parse_nested(value: object, info: ValidationInfo) -> object:
     """The method's config of a mapping with `decoding_type`, or of a config."""
-    values = value.model_dump() if isinstance(value, MethodConfig) else value
     setting = str(info.field_name)
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{setting} must be a mapping with decoding_type, got {value!r:.80}")
-    classes = CombinedConfig.nested_choices(setting)
-    kind = values.get("decoding_type")
-    if not isinstance(kind, str) or kind not in classes:
-        raise ValueError(
-            f"{setting}.decoding_type must be one of {', '.join(classes)}, got {kind!r:.80}"
-        )
     try:
-        return classes[kind].parse(values)
+        config = value if isinstance(value, MethodConfig) else parse_method(value)
     except ConfigError as error:
         raise ValueError(f"{setting}: {str(error).removesuffix('.')}") from error
+    kind, classes = config.decoding_type, CombinedConfig.nested_choices(setting)
+    if kind not in classes:
+        raise ValueError(f"{setting}.decoding_type must be one of {', '.join(classes)}, got {kind}")
+    return config
 
 
 Nested = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_parse_nested)]
@@ -77,8 +73,6 @@ class CombinedConfig(MethodConfig):
 
     @classmethod
     def nested_choices(cls, setting: str) -> Mapping[str, type[MethodConfig]]:
-        from engine.drafters import methods
-
         if setting not in ("retrieval", "model"):
             return {}
         fits = {name: kind for name, kind in methods().items() if name != "Combined"}

@@ -79,10 +79,10 @@ def test_a_match_that_the_retrieval_cannot_find_is_refused():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"retrieval": {"decoding_type": "Medusa"}}, "NGram, Suffix, got 'Medusa'"),
+        ({"retrieval": {"decoding_type": "Medusa"}}, "one of NGram, Suffix, got Medusa"),
         ({"model": {"decoding_type": "Combined"}}, "model.decoding_type must be one of"),
         ({"model": {"decoding_type": "NGram", "max_draft_lenn": 1}}, "did you mean max_draft_len"),
-        ({"model": 3}, "model must be a mapping with decoding_type, got 3"),
+        ({"model": 3}, "model: A method must be a mapping with decoding_type, got 3"),
         ({"retrieval": {**NGRAM, "max_draft_len": 0}}, "retrieval: max_draft_len must be"),
     ],
 )
