@@ -79,25 +79,12 @@ class UserDrafter(Protocol):
         """
 
 
-UserFactory = Callable[..., Any]
-"""Makes the drafter, with the target or no argument; usually its class."""
+_factories: dict[str, Any] = {}
+"""By name: what makes a drafter with the target or no argument, usually its class; or a drafter."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Instance:
-    """A factory that returns an existing object; equal for the same object."""
-
-    user_object: Any
-
-    def __call__(self) -> Any:
-        return self.user_object
-
-
-_factories: dict[str, UserFactory] = {}
-
-
-def register_user_drafter(name: str, factory: UserFactory) -> None:
-    """Offer a drafter under a name; ConfigError if it is empty or taken by another.
+def register_user_drafter(name: str, factory: Any) -> None:
+    """Offer a drafter, or what makes it, under a name; ConfigError if that is empty or taken.
 
     For the command line and the server's start only.
     """
@@ -108,14 +95,14 @@ def register_user_drafter(name: str, factory: UserFactory) -> None:
     _factories[name] = factory
 
 
-def load_user_drafter(spec: str) -> UserFactory:
-    """Import a drafter's factory. Runs the code it names.
+def load_user_drafter(spec: str) -> Any:
+    """Import a drafter or what makes it. Runs the code it names.
 
     Args:
         spec: `module:Class`, or the name of an installed entry point of the group `ENTRY_POINTS`.
             It may also name a function, a drafter, or TensorRT-LLM's config of one.
 
-    Raises DrafterError: there is no such module, attribute or entry point, or it cannot be called.
+    Raises DrafterError: there is no such module, attribute or entry point, or it makes no drafter.
     """
     module, colon, path = spec.partition(":")
     installed = entry_points(group=ENTRY_POINTS)
@@ -134,13 +121,11 @@ def load_user_drafter(spec: str) -> UserFactory:
                 imported = installed[spec].load()
     except (ImportError, AttributeError) as error:
         raise DrafterError(f"The drafter {spec!r} could not be imported: {error}.") from error
-    if callable(imported):
-        return imported  # type: ignore[no-any-return]
-    if _user_drafter(imported) is None:
+    if not callable(imported) and _user_drafter(imported) is None:
         raise DrafterError(
             f"The drafter {spec!r} must be a class or function, got {type(imported).__name__}."
         )
-    return _Instance(imported)
+    return imported
 
 
 def tensorrt_llm_class(name: str | None) -> tuple[str, str] | None:
@@ -158,10 +143,10 @@ def _user_drafter(user_object: Any) -> Any:
     return trtllm_drafter.Adapter.of(user_object)
 
 
-def _make(name: str, factory: UserFactory, target: Target) -> Any:
-    """The drafter that a factory makes, with the target as argument if it takes one.
+def _takes_target(name: str, factory: Callable[..., Any]) -> bool:
+    """Whether a factory requires an argument, or has one called `target`.
 
-    Raises DrafterError: it needs more arguments, or what it makes cannot draft.
+    Raises DrafterError: it requires more.
     """
     try:
         parameters = list(inspect.signature(factory).parameters.values())
@@ -174,8 +159,14 @@ def _make(name: str, factory: UserFactory, target: Target) -> Any:
             f"The factory of the drafter {name!r} must take the target or nothing, but requires "
             f"{', '.join(p.name for p in required)}. Name a function that makes it."
         )
-    takes_target = bool(required) or any(p.name == "target" for p in parameters)
-    user_object = factory(target) if takes_target else factory()
+    return bool(required) or any(p.name == "target" for p in parameters)
+
+
+def _make(name: str, factory: Any, target: Target) -> Any:
+    """The drafter that is registered under a name; DrafterError if it cannot draft."""
+    user_object = factory
+    if callable(factory):
+        user_object = factory(target) if _takes_target(name, factory) else factory()
     user_drafter = _user_drafter(user_object)
     if user_drafter is None:
         raise DrafterError(
