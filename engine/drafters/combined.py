@@ -120,6 +120,7 @@ class CombinedDrafter(Drafter):
         self.needs, self.has_network = model.needs, model.has_network
         self.branches, self.reads_logits = model.branches, model.reads_logits
         self.remembers = retrieval.remembers or model.remembers
+        self.notes = (*retrieval.notes, *model.notes)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.accept import Typical
 from engine.config import Sampling
-from engine.drafters.combined import CombinedConfig
+from engine.drafters.combined import CombinedConfig, CombinedDrafter
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
@@ -49,6 +49,13 @@ def test_heads_are_shown_what_they_need_and_their_rule_decides(tmp_path: Path):
     drafter = lossy.build(build_context(target))
     assert isinstance(drafter.rule(Sampling(temperature=1.0)), Typical)
     assert judges.assert_greedy_lossless(target, drafter) > 0
+
+
+def test_remarks_on_either_drafter_are_kept():
+    context = build_context(target_of("llama"))
+    retrieval, model = (kind().build(context) for kind in (SuffixConfig, TokenRecyclingConfig))
+    model.notes = ("It was trained for another target.",)
+    assert CombinedDrafter(CombinedConfig(), retrieval, model).notes == model.notes
 
 
 @pytest.mark.parametrize("retrieval", [NGRAM, {"decoding_type": "Suffix"}])
