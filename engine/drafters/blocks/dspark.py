@@ -25,10 +25,8 @@ from engine.drafters.blocks.dflash import DFlashDrafter, DFlashModel, FeatureBlo
 from engine.drafters.eagle.trees import DynamicTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.errors import DrafterError
 from engine.proposal import Budget, Proposal
 
-_KINDS = ("vanilla", "gated", "rnn")
 _UNREAD = "confidence_head."
 
 
@@ -106,18 +104,12 @@ class DSparkDrafter(DFlashDrafter):
     from_anchor = True
 
     def _network(self, checkpoint: HeadCheckpoint, model: DFlashModel) -> DFlashModel:
-        config, location = checkpoint.config, checkpoint.location
-        if config.markov_head_type not in _KINDS:
-            raise DrafterError(
-                f"{location}'s config.json says markov_head_type "
-                f"{config.markov_head_type[:40]!a}; it may be {', '.join(_KINDS)}."
-            )
         rank = checkpoint.size("markov_head.markov_w1.weight", 1)
         checkpoint.agree(markov_rank=rank, dspark_markov_rank=rank)
         for name in [name for name in checkpoint.unread if name.startswith(_UNREAD)]:
             checkpoint.unread.pop(name)
         sizes = (self._target.vocab_size, self._vocabulary.size, rank, self._target.hidden_size)
-        model.markov_head = MarkovHead(config.markov_head_type, *sizes)
+        model.markov_head = MarkovHead(checkpoint.config.markov_head_type, *sizes)
         return model
 
     def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:

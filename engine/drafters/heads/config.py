@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
@@ -143,7 +143,7 @@ class HeadConfig(Settings):
     swa_window_size: int | None = Field(None, ge=-1)
     sample_from_anchor: bool | None = None
     final_logit_softcapping: float = Field(0.0, ge=0.0, allow_inf_nan=False)
-    markov_head_type: str = "vanilla"
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
     markov_rank: _Count | None = None
     dspark_markov_rank: _Count | None = None
 

@@ -186,7 +186,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         ("DFlash", {"layer_types": 2 * SLIDING, "sliding_window": size}, "no sliding_window. Add")
         for size in (None, 0, -1)
     ),
-    ("DSpark", {"markov_head_type": "cubic"}, "_head_type 'cubic'; it may be vanilla, gated"),
+    ("DSpark", {"markov_head_type": "cubic"}, "'vanilla', 'gated' or 'rnn', got 'cubic'"),
     # what says too little
     ("DFlash", {"dflash_config": {}}, "has no mask token.*or set mask_token_id"),
     ("DFlash", {"block_size": None}, "has no block_size.*not a DFlash checkpoint.$"),
