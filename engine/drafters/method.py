@@ -100,11 +100,11 @@ class MethodConfig(Settings):
         """Without the settings of earlier versions; `adaptive` and `size` set `drafting`."""
         if not isinstance(values, Mapping) or not _EARLIER & values.keys():
             return values
-        kept = {name: value for name, value in values.items() if name not in _EARLIER}
+        current = {name: value for name, value in values.items() if name not in _EARLIER}
         if _REPLACED & values.keys():
             decides = values.get("adaptive") or values.get("size") == "fit"
-            kept.setdefault("drafting", "auto" if decides else "as set")
-        return kept
+            current.setdefault("drafting", "auto" if decides else "as set")
+        return current
 
     @property
     def lossless(self) -> bool:

@@ -52,7 +52,7 @@ TRIAL_LOSS_SHARE, TRIAL_LOSS_STEPS = 0.006, 0.4
 a quarter of both for kinds below `POOR_SPEEDUP`."""
 TRIAL_DRAFTS = 4
 """Drafts of a trial: the first pays for catching up with the steps that the drafter missed."""
-HELD_STEPS = 3
+REPEAT_STEPS = 3
 """Steps for which a decision is kept that brought no draft: deciding takes 3% of a small model's
 step."""
 REFRESH_STEPS = 24
@@ -138,7 +138,7 @@ class ControlledDrafter(Drafter):
                 continue
             drafted = self._draft(decision, began_s)
             if len(drafted[0].shape) > 1:
-                drafter.num_held = 0
+                drafter.num_repeats = 0
                 break
         if drafted is None:
             return self._plain_step(reason)
@@ -246,12 +246,12 @@ class ControlledDrafter(Drafter):
 
     def _decide(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
         """What a drafter is to draft at this step, or the reason for no draft."""
-        if drafter.num_held and budget.depth >= MAX_NODES:  # the context does not end soon
-            drafter.num_held -= 1
+        if drafter.num_repeats and budget.depth >= MAX_NODES:  # the context does not end soon
+            drafter.num_repeats -= 1
             return drafter.decision
         drafter.decision = decision = self._plan_draft(drafter, budget)
         if isinstance(decision, str) or not (decision.trial or drafter.inner.has_network):
-            drafter.num_held = HELD_STEPS
+            drafter.num_repeats = REPEAT_STEPS
         return decision
 
     def _plan_draft(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:

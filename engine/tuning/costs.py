@@ -190,7 +190,7 @@ class Costs:
             return 0.1 * self.plain_ms
         if depth in times:
             return times[depth]
-        nearest = min(times, key=lambda known: abs(known - depth))
+        nearest = min(times, key=lambda timed_depth: abs(timed_depth - depth))
         extrapolated = times[nearest] + (depth - nearest) * self.level_ms(kind)
         return max(0.2 * times[nearest], extrapolated)
 

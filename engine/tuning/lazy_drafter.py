@@ -22,8 +22,8 @@ class LazyDrafter:
     Attributes:
         kinds: the kinds of draft it makes; costs and speedup are estimated for each.
         num_unread: prompt tokens that it has not read yet.
-        decision, num_held: what it is to draft, or the reason for no draft; and for how many more
-            steps that stands.
+        decision: what it is to draft, or the reason for no draft.
+        num_repeats: further steps for which that stands.
         has_draft_probs: whether its drafts have probabilities by which they can be cut.
         num_extra_rows: rows that it adds to the verify forward besides its draft.
     """
@@ -40,7 +40,7 @@ class LazyDrafter:
     def start(self, start: Start) -> None:
         self._start, self._is_started, self._drafts_now = start, False, False
         self.decision: DraftPlan | str = ""
-        self.num_held = 0
+        self.num_repeats = 0
         self.num_unread = len(start.prompt_ids) - (start.num_cached or 0)
         self._root, self._no_logits = start.root, start.output.logits.new_empty(0, 0)
         self._forget_missed()
@@ -68,14 +68,14 @@ class LazyDrafter:
         if self._reads_outputs:
             output, needs = outcome.output, self.inner.needs
             # Only what it needs; an empty view of the logits would keep all of them in memory.
-            kept = TargetOutput(
+            needed = TargetOutput(
                 output.logits if self.inner.reads_logits else self._no_logits,
                 output.hidden if needs.hidden else None,
                 output.layers if needs.layers else None,
                 shared=output.shared if needs.shared else (),
             )
-            self._missed.append((kept, outcome.path))
-            is_full |= self._num_missed * kept.logits.numel() >= MAX_MISSED_LOGITS
+            self._missed.append((needed, outcome.path))
+            is_full |= self._num_missed * needed.logits.numel() >= MAX_MISSED_LOGITS
         if self._is_started and is_full:
             self._flush()
 

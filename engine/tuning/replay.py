@@ -63,14 +63,14 @@ def deepest_nodes(table: RankTable, tree: ChoiceTree) -> np.ndarray:
     children = np.zeros((len(tree) + 1, tree.max_rank + 2), dtype=np.int64)
     for node, path in enumerate(tree.paths, start=1):
         children[tree.shape.parents[node], path[-1] + 1] = node
-    reached = np.zeros(table.num_positions, dtype=np.int64)
+    deepest = np.zeros(table.num_positions, dtype=np.int64)
     alive = np.arange(table.num_positions)
     for depth in range(tree.depth):
         ranks = table.ranks[alive, depth].astype(np.int64)
-        nodes = children[reached[alive], np.where(ranks <= tree.max_rank, ranks + 1, 0)]
+        nodes = children[deepest[alive], np.where(ranks <= tree.max_rank, ranks + 1, 0)]
         alive, nodes = alive[nodes > 0], nodes[nodes > 0]
-        reached[alive] = nodes
-    return reached
+        deepest[alive] = nodes
+    return deepest
 
 
 def step_roots(lengths: np.ndarray, table: RankTable) -> np.ndarray:

@@ -103,10 +103,10 @@ class Survival:
         """Tokens that a step commits with full drafts of this depth; None before the first."""
         if self.draft_rate is None:
             return None
-        tokens, reached = 0.0, self.draft_rate
+        tokens, level_prob = 0.0, self.draft_rate
         for level in range(1, depth + 1):
-            reached *= self.level_rate(level)
-            tokens += reached
+            level_prob *= self.level_rate(level)
+            tokens += level_prob
         return 1 + tokens
 
     def level_rate(self, depth: int) -> float:
@@ -152,15 +152,15 @@ class Survival:
         """
         children, num_drafted = proposal.shape.children, len(proposal.shape) - proposal.num_forced
         depths = proposal.shape.depths.tolist()
-        tried: list[int] = []
+        tried_nodes: list[int] = []
         for node in path[:num_judged]:
             drafted = [child for child in children[node] if child < num_drafted]
-            tried += drafted
+            tried_nodes += drafted
             if depths[node] < proposal.shape.max_depth:
                 group, guess = _level_group(depths[node] + 1)
                 self._count(group, any(child in path for child in drafted), guess)
         group_of = _groups_of(proposal, match_len)
-        for node in tried:
+        for node in tried_nodes:
             group, guess = group_of(node)
             self._count(group, node in path, guess)
 

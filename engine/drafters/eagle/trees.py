@@ -106,10 +106,10 @@ class StaticTree:
                 draft_probs.append(probs[rows, ranks])
             else:
                 probs = probabilities(logits, sampling)
-                drawn = draw_without_replacement(probs, level.num_ranks, draws)
-                grid = vocabulary.target_ids(drawn)
+                samples = draw_without_replacement(probs, level.num_ranks, draws)
+                grid = vocabulary.target_ids(samples)
                 dists.append(vocabulary.spread(probs))
-                draft_probs.append(probs[rows, drawn[rows, ranks]])
+                draft_probs.append(probs[rows, samples[rows, ranks]])
             tokens.append(grid[rows, ranks])
         # Levels beyond the budget have no distributions.
         expanded = [node for level in self._levels[: len(dists)] for node in level.nodes]
