@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 POOL_BYTES = 64 << 20
-"""The most memory of one drafter's tables."""
+"""The most memory of a drafter's table."""
 ENTRY_BYTES = 400
 """Memory of an entry beside its tokens."""
 TUPLE_BYTES, TOKEN_BYTES = 300, 40
@@ -26,18 +26,10 @@ def tokens_bytes(tokens: tuple[int, ...]) -> int:
 class BoundedTable(Generic[Key, Value]):
     """A dictionary with the memory of every entry; the newest entry always stays."""
 
-    def __init__(self, *, share: float = 1.0) -> None:
-        """`share`: of the drafter's bytes, where it has several tables."""
+    def __init__(self) -> None:
         self.num_bytes = 0
-        self._max_bytes = int(share * POOL_BYTES)
         self._values: OrderedDict[Key, Value] = OrderedDict()
         self._sizes: dict[Key, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._values
 
     def get(self, key: Key) -> Value | None:
         """The entry, which counts as used."""
@@ -56,7 +48,7 @@ class BoundedTable(Generic[Key, Value]):
         self._values.move_to_end(key)
         self._sizes[key] = self._sizes.get(key, 0) + num_bytes
         self.num_bytes += num_bytes
-        while self.num_bytes > self._max_bytes and len(self._values) > 1:
+        while self.num_bytes > POOL_BYTES and len(self._values) > 1:
             oldest, _ = self._values.popitem(last=False)
             self.num_bytes -= self._sizes.pop(oldest)
 

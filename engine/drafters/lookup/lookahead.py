@@ -78,17 +78,16 @@ class NGramPool:
 
     def __init__(self, size: int, ngram_size: int) -> None:
         self.size, self.ngram_size = size, ngram_size
-        self._whole, self._short = (
-            BoundedTable[int, dict[tuple[int, ...], None]](share=0.5) for _ in "12"
-        )
+        # By the key token, and whether the n-grams are whole.
+        self._table = BoundedTable[tuple[int, bool], dict[tuple[int, ...], None]]()
 
     def add(self, ngram: tuple[int, ...]) -> None:
         """Insert as newest of its key, the first token; the oldest leaves if there are too many."""
-        kind = self._whole if len(ngram) == self.ngram_size else self._short
-        continuations, tokens = kind.get(ngram[0]), ngram[1:]
+        key, tokens = (ngram[0], len(ngram) == self.ngram_size), ngram[1:]
+        continuations = self._table.get(key)
         if continuations is None:
             continuations = {}
-            kind.put(ngram[0], continuations, ENTRY_BYTES)
+            self._table.put(key, continuations, ENTRY_BYTES)
         num_bytes = 0 if tokens in continuations else tokens_bytes(tokens)
         continuations.pop(tokens, None)
         continuations[tokens] = None
@@ -96,12 +95,12 @@ class NGramPool:
             oldest = next(iter(continuations))
             num_bytes -= tokens_bytes(oldest)
             del continuations[oldest]
-        kind.resize(ngram[0], num_bytes)
+        self._table.resize(key, num_bytes)
 
     def get(self, key: int) -> list[tuple[int, ...]]:
         """Continuations of a key, newest first, none of them a prefix of an earlier one."""
-        guesses = list(reversed(self._whole.get(key) or {}))
-        for short in reversed(self._short.get(key) or {}):
+        guesses = list(reversed(self._table.get((key, True)) or {}))
+        for short in reversed(self._table.get((key, False)) or {}):
             if len(guesses) >= self.size:
                 break
             if not any(guess[: len(short)] == short for guess in guesses):

@@ -82,8 +82,8 @@ def test_what_was_used_longest_ago_is_forgotten_first() -> None:
         table.put(key, "", MOST // 4)
     assert table.get(0) is not None
     table.put(4, "", MOST // 4)
-    assert [key in table for key in range(5)] == [True, False, True, True, True]
+    assert [key in table._values for key in range(5)] == [True, False, True, True, True]
     table.resize(4, MOST)  # larger than all that is allowed: alone
-    assert [key in table for key in range(5)] == [False, False, False, False, True]
+    assert [key in table._values for key in range(5)] == [False, False, False, False, True]
     table.put(4, "", 1)
     assert table.num_bytes == 1
