@@ -17,7 +17,7 @@ from engine.errors import TargetError
 from engine.model.batch import TextBatch
 from engine.model.cache import TreeCache
 from engine.model.target import Target
-from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, Needs, Outcome, Proposal, SharedRows, TargetOutput
 from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from engine.tuning import OnProgress, no_progress
@@ -201,9 +201,13 @@ def time_drafts(
     """
     context_len = max(2, min(256, target.context_len // 2))
     prompt = [(7 * i) % min(97, target.vocab_size) for i in range(context_len)]
-    features = _random_features(drafter.needs, target, context_len)
-    drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
     times_s, cache = [], target.new_cache(1)
+    shared: tuple[SharedRows, ...] = ()
+    if drafter.needs.shared:
+        # Only the target knows their shape; twice the prompt is longer than the text will get.
+        shared = target.prefill(2 * prompt, cache, drafter.needs).shared
+    features = _random_features(drafter.needs, target, context_len, shared)
+    drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
     try:
         for _ in range(repeats + 1):
             _time_verify(target, cache, TreeShape.chain(0))
@@ -215,7 +219,7 @@ def time_drafts(
             path = [0]
             while len(path) < 3 and proposal.shape.children[path[-1]]:
                 path.append(proposal.shape.children[path[-1]][0])
-            output = _random_features(drafter.needs, target, len(tokens))
+            output = _random_features(drafter.needs, target, len(tokens), shared)
             committed = (*(tokens[node] for node in path[1:]), 1)
             drafter.observe(Outcome(proposal, output, tuple(path), committed))
     finally:
@@ -226,8 +230,10 @@ def time_drafts(
     return DraftTiming(1000 * reading_s, 1000 * usual_s, depth)
 
 
-def _random_features(needs: Needs, target: Target, rows: int) -> TargetOutput:
-    """Random features in place of a target's."""
+def _random_features(
+    needs: Needs, target: Target, rows: int, shared: tuple[SharedRows, ...]
+) -> TargetOutput:
+    """Random features in place of a target's, and keys and values that it computed."""
     generator = torch.Generator().manual_seed(rows)
 
     def features(width: int) -> torch.Tensor:
@@ -238,4 +244,5 @@ def _random_features(needs: Needs, target: Target, rows: int) -> TargetOutput:
         torch.empty(0, 0, device=target.device),
         features(size) if needs.hidden else None,
         features(size * len(needs.layers)) if needs.layers else None,
+        shared=shared,
     )

@@ -17,6 +17,7 @@ import presets
 from engine.drafters.heads.assistant import AssistantConfig, load_assistant, shared_layers
 from engine.errors import DrafterError
 from engine.model.target import Target
+from engine.tuning.controller import build_drafter
 from tests.engine.drafters import judges
 from tests.models import build_context, save_tiny, tiny_target
 
@@ -88,6 +89,14 @@ def test_it_reads_the_last_layers_with_keys_of_their_own() -> None:
     assert target.kv_bytes == 2 * (2 * 8 + 2 * 8 + 2 * 16 + 2 * 16) * 4
     alone = tiny_target("gemma4_text", eos_token_id=None, num_kv_shared_layers=0)
     assert shared_layers(alone) == (5, 4)
+
+
+def test_the_controller_times_its_drafts_and_runs_it(tmp_path: Path) -> None:
+    target = tiny_target("gemma4_text", eos_token_id=None)
+    config = AssistantConfig(speculative_model=str(save_assistant(tmp_path, target)))
+    drafter: Any = build_drafter(config, build_context(target))
+    assert set(drafter.experience.costs.draft_times["chain"]) == {1, 4}
+    judges.assert_greedy_lossless(target, drafter)
 
 
 @pytest.mark.slow
