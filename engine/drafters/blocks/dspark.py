@@ -27,8 +27,6 @@ from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.proposal import Budget, Proposal
 
-_UNREAD = "confidence_head."
-
 
 class DSparkConfig(FeatureBlockMethod):
     """Settings of DSpark; named as in TensorRT-LLM."""
@@ -106,8 +104,6 @@ class DSparkDrafter(DFlashDrafter):
     def _network(self, checkpoint: HeadCheckpoint, model: DFlashModel) -> DFlashModel:
         rank = checkpoint.size("markov_head.markov_w1.weight", 1)
         checkpoint.agree(markov_rank=rank, dspark_markov_rank=rank)
-        for name in [name for name in checkpoint.unread if name.startswith(_UNREAD)]:
-            checkpoint.unread.pop(name)
         sizes = (self._target.vocab_size, self._vocabulary.size, rank, self._target.hidden_size)
         model.markov_head = MarkovHead(checkpoint.config.markov_head_type, *sizes)
         return model

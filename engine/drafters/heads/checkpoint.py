@@ -33,8 +33,8 @@ from engine.safe_text import short
 
 PADDING = 0.01
 """Vocabularies whose sizes differ by at most this share differ by padding at the end."""
-UNUSED = ("t2d", "rotary_emb.", "verifier_norm.", "verifier_lm_head.")
-"""Tensors that trainers leave in their files."""
+UNUSED = ("t2d", "rotary_emb.", "verifier_norm.", "verifier_lm_head.", "confidence_head.")
+"""Tensors that trainers leave in their files, and heads that predict acceptance (DSpark)."""
 
 _RENAMED = {
     "midlayer.": "layers.0.",
