@@ -26,10 +26,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -54,25 +53,35 @@ WINDOW = 64
 CONTEXT = 10
 """Tokens of context with which the draft's text is tokenized again."""
 
-DraftDtype = Annotated[
-    Literal["target", "float32", "bfloat16", "float16", "q8", "q4"],
-    Field(
-        title="Draft model's dtype",
-        description="dtype of the draft model; target = the same as the target's",
-    ),
-]
-DraftDevice = Annotated[
-    str,
-    Field(
+
+class DraftModelMethod(MethodConfig):
+    """The settings of methods that draft with a whole model."""
+
+    speculative_model: str | None = setting(
+        None, "Draft model", "draft model: a target preset's name, a local path or a hub id"
+    )
+    draft_dtype: Literal["target", "float32", "bfloat16", "float16", "q8", "q4"] = setting(
+        "target",
+        "Draft model's dtype",
+        "dtype of the draft model; target = the same as the target's",
+    )
+    draft_device: str = setting(
+        "target",
+        "Draft model's device",
+        "where the draft model runs: cpu, cuda or cuda:N; target = where the target does",
         pattern=r"^(target|cpu|cuda(:\d{1,2})?)$",
-        title="Draft model's device",
-        description="where the draft model runs: cpu, cuda or cuda:N; target = where the target "
-        "does",
-    ),
-]
+    )
+
+    def load(self, context: BuildContext) -> Target:
+        """The model with these settings; raises as `build`."""
+        settings = {"dtype": self.draft_dtype, "device": self.draft_device}
+        changes = {key: value for key, value in settings.items() if value != "target"}
+        return context.load(
+            context.resolve(context.weights(self.speculative_model, MODEL)), **changes
+        )
 
 
-class DraftTargetConfig(MethodConfig):
+class DraftTargetConfig(DraftModelMethod):
     """Settings of drafting with a smaller model.
 
     The model caches keys and values of earlier texts, at most 1 GiB (`prefixes.MAX_BYTES`).
@@ -88,9 +97,6 @@ class DraftTargetConfig(MethodConfig):
     )
 
     decoding_type: Literal["Draft_Target"] = "Draft_Target"
-    speculative_model: str | None = setting(
-        None, "Draft model", "draft model: a target preset's name, a local path or a hub id"
-    )
     max_draft_len: int = draft_len(4)
     use_draft_probs: bool = setting(
         True,
@@ -105,8 +111,6 @@ class DraftTargetConfig(MethodConfig):
     )
 
     draft_vocab: DraftVocab = None
-    draft_dtype: DraftDtype = "target"
-    draft_device: DraftDevice = "target"
     vocabulary: Literal["same", "intersection", "text"] = setting(
         "same",
         "Vocabulary of the draft model",
@@ -121,21 +125,13 @@ class DraftTargetConfig(MethodConfig):
         return self.vocabulary == "same"
 
     def build(self, context: BuildContext) -> Drafter:
-        settings = (self.speculative_model, self.draft_dtype, self.draft_device)
-        model = load_draft_model(context, *settings)
+        model = self.load(context)
         if self.vocabulary != "text":
             return DraftTargetDrafter(self, context, model)
         return TextDrafter(self, context.target, model)
 
     def draft_shape(self) -> DraftShape:
         return DraftShape(self.max_draft_len, self.max_draft_len)
-
-
-def load_draft_model(context: BuildContext, name: str | None, dtype: str, device: str) -> Target:
-    """The model with these settings; raises as `MethodConfig.build`."""
-    settings = {"dtype": dtype, "device": device}
-    changes = {key: value for key, value in settings.items() if value != "target"}
-    return context.load(context.resolve(context.weights(name, MODEL)), **changes)
 
 
 class ModelDrafter(Drafter):

@@ -21,7 +21,7 @@ import torch
 from engine.config import setting
 from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
-from engine.drafters.draft_target import DraftDevice, DraftDtype, ModelDrafter, load_draft_model
+from engine.drafters.draft_target import DraftModelMethod, ModelDrafter
 from engine.drafters.heads.checkpoint import mask_token
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ from engine.tree import TreeShape, upload
 _MASKS = ("pard_token", "ptd_token_id")
 
 
-class PardConfig(BlockMethod):
+class PardConfig(BlockMethod, DraftModelMethod):
     """Settings of PARD; named as in TensorRT-LLM.
 
     Of earlier texts the model keeps keys and values of 1 GiB at most (`prefixes.MAX_BYTES`).
@@ -51,12 +51,9 @@ class PardConfig(BlockMethod):
         "a draft model trained with mask tokens: a target preset's name, a local path or a hub id",
     )
     max_draft_len: int = draft_len(12, AT_ONCE)
-    draft_dtype: DraftDtype = "target"
-    draft_device: DraftDevice = "target"
 
     def build(self, context: BuildContext) -> PardDrafter:
-        settings = (self.speculative_model, self.draft_dtype, self.draft_device)
-        return PardDrafter(self, load_draft_model(context, *settings), context.target)
+        return PardDrafter(self, self.load(context), context.target)
 
 
 class PardDrafter(ModelDrafter):
