@@ -169,7 +169,7 @@ class ControlledDrafter(Drafter):
         if is_typical or is_first:
             costs.observe_draft(kind, depth, draft_ms if is_typical else own_ms)
         if num_unread > MIN_TIMED_PROMPT:
-            costs.observe_prompt(drafter.kinds, draft_ms - usual_ms, num_unread)
+            costs.observe_prompt(drafter.kinds[0], draft_ms - usual_ms, num_unread)
         # Reading and catching up are no hiccups: they are charged whole.
         usual_ms = since_step_ms - draft_ms + (usual_ms if is_typical else draft_ms)
         return proposal, DraftedStep(plan, since_step_ms, usual_ms, is_typical)
@@ -205,7 +205,7 @@ class ControlledDrafter(Drafter):
         for drafter in self._drafters:
             drafter.finish()
             if drafter.num_unread:
-                costs.decay_prompt_ms(drafter.kinds)
+                costs.decay_prompt_ms(drafter.kinds[0])
         if self._num_steps:
             loss_ms, elapsed_ms = self.account.loss_ms(costs.plain_ms), self.account.elapsed_ms
             self.experience.end_text(loss_ms, elapsed_ms, len(self.text) - self._num_prompt)
@@ -260,7 +260,7 @@ class ControlledDrafter(Drafter):
         fastest = max(speedups, key=speedups.__getitem__)
         loss_ms = self.account.loss_ms(costs.plain_ms)
         max_loss_ms = MAX_LOSS_SHARE * elapsed_ms + self._credit_ms - loss_ms
-        prompt_ms = costs.prompt_ms(fastest, drafter.num_unread)
+        prompt_ms = costs.prompt_ms(drafter.kinds[0], drafter.num_unread)
         if prompt_ms and not self._reads_on_credit and self._may_read_prompt(drafter, prompt_ms):
             self._reads_on_credit = True
             reading_credit_ms = PROMPT_TIME_FACTOR * prompt_ms + costs.plain_ms
@@ -299,7 +299,7 @@ class ControlledDrafter(Drafter):
         costs = self.experience.costs
         if max_loss_ms <= 0:
             return 0
-        prompt_ms = PROMPT_TIME_FACTOR * costs.prompt_ms(kind, drafter.num_unread)
+        prompt_ms = PROMPT_TIME_FACTOR * costs.prompt_ms(drafter.kinds[0], drafter.num_unread)
         max_step_ms = max_loss_ms + costs.plain_ms - prompt_ms
         deepest = costs.max_depth(kind)
         for levels in range(min(depth, deepest), 0, -1):

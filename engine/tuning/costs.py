@@ -13,7 +13,7 @@ another time than they should tell that a plain step must be made, to time it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -55,7 +55,7 @@ class Costs:
         row_scale: cost of further rows relative to the curve.
         disturbance: what a forward after drafting takes longer than in plain decoding, as a share.
         draft_times: of drafts, by kind and depth.
-        prompt_token_ms: of reading one prompt token, by kind of draft.
+        prompt_token_ms: of reading one prompt token, by the first kind of a drafter's drafts.
         first_step_ratio: of a text's first step over a plain step: it finds the caches cold.
     """
 
@@ -222,24 +222,22 @@ class Costs:
             for budget in (Budget(64, width=width), Budget(1, width=width)):
                 timing = time_drafts(drafter, target, budget)
                 self.observe_draft(kind, timing.depth, timing.draft_ms)
-            self.observe_prompt(kinds, timing.prompt_token_ms, 1)
+            self.observe_prompt(kinds[0], timing.prompt_token_ms, 1)
 
     def prompt_ms(self, kind: DraftKind, num_tokens: int) -> float:
         """Expected time of reading this much of a prompt; 0 where it is not known."""
         return self.prompt_token_ms.get(kind, 0.0) * num_tokens
 
-    def observe_prompt(self, kinds: Sequence[DraftKind], ms: float, num_tokens: int) -> None:
-        """Record how long the drafter that makes these drafts read a prompt."""
+    def observe_prompt(self, kind: DraftKind, ms: float, num_tokens: int) -> None:
+        """Record how long a drafter read a prompt."""
         token_ms = max(0.0, ms / num_tokens)
-        for kind in kinds:
-            before_ms = self.prompt_token_ms.get(kind, token_ms)
-            self.prompt_token_ms[kind] = 0.5 * (before_ms + token_ms)
+        before_ms = self.prompt_token_ms.get(kind, token_ms)
+        self.prompt_token_ms[kind] = 0.5 * (before_ms + token_ms)
 
-    def decay_prompt_ms(self, kinds: Sequence[DraftKind]) -> None:
+    def decay_prompt_ms(self, kind: DraftKind) -> None:
         """Lower the estimate after a text in which the drafter was not started."""
-        for kind in kinds:
-            if kind in self.prompt_token_ms:
-                self.prompt_token_ms[kind] *= PROMPT_DECAY
+        if kind in self.prompt_token_ms:
+            self.prompt_token_ms[kind] *= PROMPT_DECAY
 
     def latency(self) -> StepLatency:
         """These costs as the curves that predictions use; of trees, where trees were drafted.
