@@ -116,7 +116,6 @@ def _time_verify(target: Target, cache: TreeCache, shape: TreeShape) -> float:
 def measure_batch(
     target: Target,
     *,
-    batches: tuple[int, ...] = BATCHES,
     rows: tuple[int, ...] = BATCH_ROWS,
     context_len: int = 256,
     repeats: int = 5,
@@ -137,7 +136,7 @@ def measure_batch(
         )
     context_len = max(1, min(context_len, target.context_len - max(rows)))
     max_len = context_len + max(rows)
-    batches = tuple(b for b in batches if b * max_len * target.kv_bytes <= MAX_BATCH_BYTES) or (1,)
+    batches = tuple(b for b in BATCHES if b * max_len * target.kv_bytes <= MAX_BATCH_BYTES) or (1,)
     sizes = [(b, n) for b in batches for n in rows if b * n <= max(MAX_BATCH_ROWS, 2 * b)]
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
