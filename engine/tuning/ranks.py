@@ -145,10 +145,7 @@ class RankTable:
     def limited_to(
         self, *, max_depth: int | None = None, max_width: int | None = None
     ) -> RankTable:
-        """Without greater depths and further ranks. Raises ConfigError: a limit is below 1."""
-        for name, limit in (("max_depth", max_depth), ("max_width", max_width)):
-            if limit is not None and limit < 1:
-                raise ConfigError(f"{name} must be at least 1, got {limit}.")
+        """Without greater depths and further ranks; a limit is at least 1."""
         width = min(max_width or self.num_ranks, self.num_ranks)
         ranks = self.ranks[:, :max_depth]
         return replace(self, ranks=np.where(ranks < width, ranks, NO_RANK), num_ranks=width)

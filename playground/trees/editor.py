@@ -42,8 +42,8 @@ class TreeRequest(Settings):
     source: Id | None = None
     wanted: Id | None = None
     category: str | None = None
-    max_depth: int | None = Field(None, ge=0, le=MAX_NODES)
-    max_width: int | None = Field(None, ge=0, le=MAX_NODES)
+    max_depth: int | None = Field(None, ge=1, le=MAX_NODES)
+    max_width: int | None = Field(None, ge=1, le=MAX_NODES)
     nodes: int = Field(0, ge=0, le=MAX_NODES)
     position: int = Field(0, ge=0)
     depth: int = Field(0, ge=0, le=64)

@@ -275,6 +275,8 @@ def test_saved_trees_join_the_menu_and_leave_it(editor: Page) -> None:
         ("table", {**MEDUSA, "source": "table:none"}, "No artifact"),
         ("table", {**MEDUSA, "source": "shipped:../medusa"}, "no rank table"),
         ("optimise", {**MEDUSA, "source": "table:none", "nodes": "9"}, "nodes must be a valid int"),
+        ("curve", {**MEDUSA, "max_depth": 0}, "max_depth must be greater than or equal to 1"),
+        ("curve", {**MEDUSA, "max_width": 0}, "max_width must be greater than or equal to 1"),
         ("write", {"tree": DOCUMENTED, "format": "pdf"}, "format must be one of"),
         ("write", {"tree": [[0]] * 2000, "format": "lists"}, "at most 1024"),
         ("save", {"tree": DOCUMENTED, "name": " "}, "name must have 1 to 80"),
