@@ -26,7 +26,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -55,25 +55,6 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 _READ_ERRORS = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
-class ChainSteps(NamedTuple):
-    """Steps that a drafter made along finished texts, over all texts in order.
-
-    Attributes:
-        roots: `(steps,)` int32 rows of the table.
-        accepted: `(steps,)` int16 draft tokens accepted.
-        drafted: `(steps,)` int16 draft tokens proposed.
-    """
-
-    roots: np.ndarray
-    accepted: np.ndarray
-    drafted: np.ndarray
-
-    @classmethod
-    def unpack(cls, packed: np.ndarray) -> Self:
-        """From a `(3, steps)` array."""
-        return cls(packed[0], packed[1].astype(np.int16), packed[2].astype(np.int16))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTable:
     """Ranks of the true tokens, text after text.
@@ -84,7 +65,9 @@ class RankTable:
         num_ranks: ranks that are distinguished; a true token beyond them is `NO_RANK`.
         texts: row at which each text starts.
         categories: one per text.
-        chains: for lookup drafters, which have no ranks (`depths` is 0): steps by draft length.
+        chains: for lookup drafters, which have no ranks (`depths` is 0): by draft length, the
+            steps along all texts in order. `(3, steps)` int32: the row where each begins, and the
+            draft tokens that were accepted and proposed.
         about: `target`, `dtype` and the texts' `sources`; plain JSON.
     """
 
@@ -92,7 +75,7 @@ class RankTable:
     num_ranks: int
     texts: tuple[int, ...]
     categories: tuple[str, ...]
-    chains: Mapping[int, ChainSteps] = field(default_factory=dict)
+    chains: Mapping[int, np.ndarray] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,8 +93,7 @@ class RankTable:
     @property
     def num_bytes(self) -> int:
         """Memory of its arrays."""
-        chains = (array for steps in self.chains.values() for array in steps)
-        return sum(array.nbytes for array in (self.ranks, *chains))
+        return sum(array.nbytes for array in (self.ranks, *self.chains.values()))
 
     def span(self, text: int) -> tuple[int, int]:
         """Rows `[begin, end)` of a text."""
@@ -155,8 +137,7 @@ class RankTable:
         meta = {name: getattr(self, name) for name in ("num_ranks", "texts", "categories", "about")}
         meta["chains"] = sorted(self.chains)
         arrays = {"ranks": self.ranks}
-        for length, steps in self.chains.items():
-            arrays[f"chain_{length}"] = np.stack([column.astype(np.int32) for column in steps])
+        arrays |= {f"chain_{length}": steps for length, steps in self.chains.items()}
         stream = io.BytesIO()
         packed = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
         np.savez_compressed(stream, head=packed, **arrays)  # type: ignore[arg-type]
@@ -175,7 +156,7 @@ class RankTable:
                     meta["num_ranks"],
                     tuple(meta["texts"]),
                     tuple(meta["categories"]),
-                    {n: ChainSteps.unpack(stored[f"chain_{n}"]) for n in meta["chains"]},
+                    {n: stored[f"chain_{n}"] for n in meta["chains"]},
                     meta["about"],
                 )
         except _READ_ERRORS as error:
@@ -187,14 +168,14 @@ def _starts(parts: Sequence[Any]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.cumsum([0, *(len(part) for part in parts)])[:-1])
 
 
-def _select_steps(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
-    """The steps whose root is one of these rows, renumbered, in the order of the rows."""
-    new = np.full(max(steps.roots.max(initial=0), rows.max(initial=0)) + 1, -1)
+def _select_steps(steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The steps that begin at one of these rows, renumbered, in the order of the rows."""
+    new = np.full(max(steps[0].max(initial=0), rows.max(initial=0)) + 1, -1, dtype=np.int32)
     new[rows] = np.arange(len(rows))
-    inside = np.flatnonzero(new[steps.roots] >= 0)
-    inside = inside[np.argsort(new[steps.roots[inside]], kind="stable")]
-    roots = new[steps.roots[inside]].astype(np.int32)
-    return ChainSteps(roots, steps.accepted[inside], steps.drafted[inside])
+    roots = new[steps[0]]
+    inside = np.flatnonzero(roots >= 0)
+    inside = inside[np.argsort(roots[inside], kind="stable")]
+    return np.stack([roots[inside], *steps[1:, inside]])
 
 
 def measure_ranks(
@@ -236,7 +217,7 @@ def measure_ranks(
         ranks.append(_ranks_of(drafter, trace, depths))
         # Drop the features: only tokens are needed from here on.
         traces.append(TargetTrace(text, trace.tokens, trace.context_len))
-    chains: dict[int, ChainSteps] = {}
+    chains: dict[int, np.ndarray] = {}
     if config.looks_up:
         second_half = progress_range(on_progress, 0.5, 1.0)
         chains = _measure_chains(config, context, traces, depths, second_half)
@@ -271,10 +252,10 @@ def _measure_chains(
     traces: Sequence[TargetTrace],
     longest: int,
     on_progress: OnProgress,
-) -> dict[int, ChainSteps]:
+) -> dict[int, np.ndarray]:
     """Steps by draft length, each with a new drafter that reads the texts in order."""
     lengths = [n for n in LENGTHS if n < longest] + [longest]
-    steps_by_length: dict[int, ChainSteps] = {}
+    steps_by_length: dict[int, np.ndarray] = {}
     for i, length in enumerate(lengths):
         drafter = config.with_chain(length).build(context)
         rows: list[tuple[int, ...]] = []
@@ -285,7 +266,7 @@ def _measure_chains(
                 rows.append((begin + root, *counts))
             begin += trace.text.num_roots
         del drafter  # before the next one is built
-        steps_by_length[length] = ChainSteps.unpack(np.array(rows, dtype=np.int32).T)
+        steps_by_length[length] = np.array(rows, dtype=np.int32).T
     return steps_by_length
 
 

@@ -156,16 +156,16 @@ def _chains(table: RankTable) -> list[dict[str, Any]]:
     text_of = np.searchsorted(np.array(table.texts), np.arange(table.num_positions), "right") - 1
     names = np.array(table.categories, dtype=object)
     rows = []
-    for length, steps in sorted(table.chains.items()):
-        categories = names[text_of[steps.roots]]
+    for length, (roots, accepted, drafted) in sorted(table.chains.items()):
+        categories = names[text_of[roots]]
         for name in dict.fromkeys(table.categories):
             mine = categories == name
             rows.append(
                 {
                     "length": length,
                     "category": name,
-                    "ends": np.bincount(steps.accepted[mine], minlength=1).tolist(),
-                    "drafted": np.bincount(steps.drafted[mine], minlength=1).tolist(),
+                    "ends": np.bincount(accepted[mine], minlength=1).tolist(),
+                    "drafted": np.bincount(drafted[mine], minlength=1).tolist(),
                 }
             )
     return rows

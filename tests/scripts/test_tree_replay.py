@@ -14,7 +14,7 @@ from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.tree import ChoiceTree
 from engine.tuning.latency import LatencyCurve, StepLatency, TreeLatency
-from engine.tuning.ranks import ChainSteps, RankTable
+from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.trees.tables import pack
 from tests.engine.tuning.tables import (
@@ -81,7 +81,7 @@ def test_look_up_chains_equal_the_engines(scripts: Scripts) -> None:
             assert (found["mat"], found["numSteps"]) == (wanted.mat, wanted.num_steps)
             assert tuple(found["rates"]) == position_rates(wanted)
             drafted = sum(size * share for size, share in found["sizes"])
-            assert drafted == pytest.approx(table.only(category).chains[length].drafted.mean())
+            assert drafted == pytest.approx(table.only(category).chains[length][2].mean())
 
 
 def looked_up(table: RankTable) -> RankTable:
@@ -89,10 +89,10 @@ def looked_up(table: RankTable) -> RankTable:
     draw = np.random.default_rng(3)
     chains = {}
     for length in (1, 3, 5):
-        roots = np.flatnonzero(draw.random(table.num_positions) < 0.7).astype(np.int32)
-        drafted = draw.integers(0, length + 1, len(roots)).astype(np.int16)
-        accepted = np.minimum(drafted, draw.integers(0, length + 1, len(roots))).astype(np.int16)
-        chains[length] = ChainSteps(roots, accepted, drafted)
+        roots = np.flatnonzero(draw.random(table.num_positions) < 0.7)
+        drafted = draw.integers(0, length + 1, len(roots))
+        accepted = np.minimum(drafted, draw.integers(0, length + 1, len(roots)))
+        chains[length] = np.stack([roots, accepted, drafted]).astype(np.int32)
     empty = np.empty((table.num_positions, 0), dtype=np.int16)
     return RankTable(empty, 1, table.texts, table.categories, chains, table.about)
 

@@ -77,8 +77,8 @@ def replay_chain(table: RankTable, length: int) -> Replay:
     """Every step of a greedy run that drafts chains of `length` tokens, as the page replays it."""
     if not table.chains:
         return replay(table, ChoiceTree.chain(length))
-    steps = table.chains[length]
-    return Replay(steps.roots, steps.accepted.astype(np.int64))
+    roots, accepted, _ = table.chains[length]
+    return Replay(roots, accepted.astype(np.int64))
 
 
 def position_rates(result: Replay) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from engine.errors import ConfigError, PromptError
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
-from engine.tuning.ranks import ChainSteps, RankTable, measure_ranks, trace_text
+from engine.tuning.ranks import RankTable, measure_ranks, trace_text
 from engine.tuning.replay import replay
 from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up, random_tree, slow_steps
@@ -28,14 +28,12 @@ from tests.models import tiny_target
 def parts(table: RankTable) -> str:
     """Everything that a table holds, each number of it."""
     values = {field.name: getattr(table, field.name) for field in fields(RankTable)}
-    arrays = [table.ranks, *(a for steps in table.chains.values() for a in steps)]
+    arrays = [table.ranks, *table.chains.values()]
     return repr(values) + repr([(array.dtype, array.tolist()) for array in arrays])
 
 
 def test_bytes_hold_everything() -> None:
-    steps = ChainSteps(
-        np.array([1, 4], np.int32), np.array([0, 2], np.int16), np.array([3, 2], np.int16)
-    )
+    steps = np.array([[1, 4], [0, 2], [3, 2]], np.int32)
     ranked = made_up(np.random.default_rng(0), [5, 7])
     for table in (ranked, replace(ranked, chains={2: steps, 7: steps})):
         assert parts(RankTable.from_bytes(table.to_bytes())) == parts(table)
