@@ -91,7 +91,7 @@ class Batch:
 
 
 class Adapter:
-    """A `UserDrafter` that presents the run as a request and drafts the chain it is given."""
+    """A drafter of one's own that presents the run as a request and drafts the chain it gets."""
 
     _ids = itertools.count()
 

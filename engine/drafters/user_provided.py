@@ -3,11 +3,17 @@
     class MyDrafter:
         def draft(self, token_ids, max_draft_len): return [[17, 4, 9], [17, 5]]
 
-`draft` gets all committed tokens, prompt first, and returns candidate continuations, most probable
-first; they are merged into one draft tree and verified, so a wrong guess costs time and never
-changes the text. It may also return a tree with its own probabilities (`UserDraft`). `UserDrafter`
-lists the optional members. A drafter written for TensorRT-LLM runs unchanged
-(`engine.drafters.trtllm_drafter`).
+`draft` gets all committed tokens, prompt first and root last, which it must not change. It returns
+candidate continuations, most probable first, or a tree with its own probabilities (`UserDraft`).
+Candidates are cut to `max_draft_len` tokens, merged into one draft tree and verified, so a wrong
+guess costs time and never changes the text. A drafter written for TensorRT-LLM runs unchanged
+(`engine.drafters.trtllm_drafter`). Optional members:
+
+- `needs`, an `engine.proposal.Needs`: then `draft` gets a third argument, a `TargetOutput` with the
+  target's logits and hidden states for the tokens committed since the last draft, the root excluded
+  (at first the whole prompt, logits of its last row only);
+- `prepare(prompt_ids, sampling, limits)`, called when a text begins;
+- `free()`, called when it ends.
 
 Only the command line and the server's configuration load code: they register a factory under a
 name, and a config (which may come from a browser) can only choose among the registered names.
@@ -24,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,27 +62,6 @@ class UserDraft:
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     probs: Tensor | None = None
-
-
-class UserDrafter(Protocol):
-    """The interface of a drafter of your own. Optional members:
-
-    - `needs`, an `engine.proposal.Needs`: then `draft` gets a third argument, a `TargetOutput` with
-      the target's logits and hidden states for the tokens committed since the last draft, the root
-      excluded (at first the whole prompt, logits of its last row only);
-    - `prepare(prompt_ids, sampling, limits)`, called when a text begins;
-    - `free()`, called when it ends.
-    """
-
-    def draft(
-        self, token_ids: Sequence[int], max_draft_len: int
-    ) -> Sequence[Sequence[int]] | UserDraft:
-        """Candidate continuations, most probable first, or a tree; may be empty.
-
-        Args:
-            token_ids: committed tokens, prompt first; the last one is the root. Read-only.
-            max_draft_len: tokens per candidate; longer ones are cut.
-        """
 
 
 _factories: dict[str, Any] = {}
