@@ -100,17 +100,16 @@ class StaticTree:
                         break
                 hidden, logits = session.expand(*inputs, depth, level.ancestors)
             if sampling.greedy:
-                ranked = topk(logits, level.num_ranks)
-                grid = vocabulary.target_ids(ranked.ids)
-                probs = ranked.log_probs.exp()
-                draft_probs.append(probs[rows, ranks])
+                best = topk(logits, level.num_ranks)
+                ids, probs = best.ids, best.log_probs.exp()
             else:
-                probs = probabilities(logits, sampling)
-                samples = draw_without_replacement(probs, level.num_ranks, draws)
-                grid = vocabulary.target_ids(samples)
-                dists.append(vocabulary.spread(probs))
-                draft_probs.append(probs[rows, samples[rows, ranks]])
+                dist = probabilities(logits, sampling)
+                ids = draw_without_replacement(dist, level.num_ranks, draws)
+                probs = dist.gather(-1, ids)
+                dists.append(vocabulary.spread(dist))
+            grid = vocabulary.target_ids(ids)
             tokens.append(grid[rows, ranks])
+            draft_probs.append(probs[rows, ranks])
         # Levels beyond the budget have no distributions.
         expanded = [node for level in self._levels[: len(dists)] for node in level.nodes]
         row_of = {node: row for row, node in enumerate(expanded)}
