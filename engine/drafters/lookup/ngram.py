@@ -11,6 +11,7 @@ There are two sets of rules: TensorRT-LLM's pool and transformers' prompt lookup
 
 from __future__ import annotations
 
+import sys
 from itertools import takewhile
 from typing import Literal
 
@@ -30,8 +31,8 @@ Tokens = tuple[int, ...]
 class NGramConfig(MethodConfig):
     """Settings of n-gram lookup; names and defaults are TensorRT-LLM's.
 
-    The pool, or the index of prompt lookup, takes 64 MiB at most (`bounded.POOL_BYTES`); the least
-    recently used entries are dropped first.
+    The pool takes 64 MiB at most (`bounded.POOL_BYTES`); the least recently used entries are
+    dropped first.
     """
 
     title = "N-gram lookup"
@@ -222,28 +223,23 @@ class PromptLookup:
 
     def begin(self, end: int, eos_ids: frozenset[int]) -> None:
         self._end, self._eos_ids = end, eos_ids
-        self._first_end = BoundedTable[Tokens, int]()
-        self._indexed = 0
+        self._text = ""
+        """A character per token, because a string is searched fast without an index."""
 
     def draft(self, sequence: list[int]) -> list[int]:
-        self._index(sequence)
+        # Ids beyond Unicode would only share a character, and the target verifies every draft.
+        new = (chr(token % sys.maxunicode) for token in sequence[len(self._text) :])
+        self._text += "".join(new)
         self.size, n, config = 0, len(sequence), self._config
+        if n + 1 == self._end:
+            return []
         for size in range(min(config.max_matching_ngram_size, n), 0, -1):
-            begin = self._first_end.get(tuple(sequence[-size:]))
-            if begin is not None and begin < min(n, self._end) and n + 1 != self._end:
+            begin = self._text.find(self._text[-size:]) + size
+            if begin < min(n, self._end):
                 self.size = size
                 draft = sequence[begin : min(begin + config.max_draft_len, self._end)]
                 return list(takewhile(lambda token: token not in self._eos_ids, draft))
         return []
-
-    def _index(self, sequence: list[int]) -> None:
-        """Store where each new n-gram of the added tokens ends."""
-        for end in range(self._indexed + 1, len(sequence) + 1):
-            for size in range(1, min(self._config.max_matching_ngram_size, end) + 1):
-                ngram = tuple(sequence[end - size : end])
-                if self._first_end.get(ngram) is None:
-                    self._first_end.put(ngram, end, tokens_bytes(ngram))
-        self._indexed = len(sequence)
 
 
 def lookup_of(config: NGramConfig) -> PromptLookup | PoolLookup:
