@@ -98,6 +98,8 @@ class Drafter(ABC):
     """Whether it needs the target's logits also of steps that it did not draft for."""
     match_len: int | None = None
     """Length of the context by which the last draft was looked up; None = it was not looked up."""
+    min_match_len: int = 0
+    """A drafter that looks up drafts nothing at shorter matches; a combination sets it."""
     text: list[int]
     """Committed tokens, prompt first; the last one is the root."""
     num_shared: int = 0

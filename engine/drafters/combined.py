@@ -88,34 +88,12 @@ class CombinedConfig(MethodConfig):
         return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))
 
 
-class MinMatchDrafter(Drafter):
-    """Retrieval that drafts only where at least `min_match_len` last tokens match."""
-
-    def __init__(self, inner: Drafter, min_match_len: int) -> None:
-        self.inner, self._min_match_len = inner, min_match_len
-        self.remembers = inner.remembers
-
-    def start(self, start: Start) -> None:
-        self.inner.start(start)
-
-    def propose(self, budget: Budget) -> Proposal:
-        proposal = self.inner.propose(budget)
-        self.match_len = self.inner.match_len
-        matches = (self.match_len or 0) >= self._min_match_len
-        return proposal if matches else proposal.keep(range(1))
-
-    def observe(self, outcome: Outcome) -> None:
-        self.inner.observe(outcome)
-
-    def finish(self) -> None:
-        self.inner.finish()
-
-
 class CombinedDrafter(Drafter):
     """Proposes retrieval's draft where there is one, else the model's."""
 
     def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
-        self.retrieval, self.model = MinMatchDrafter(retrieval, config.min_match_len), model
+        self.retrieval, self.model = retrieval, model
+        retrieval.min_match_len = config.min_match_len
         # Retrieval reads tokens only.
         self.needs, self.has_network = model.needs, model.has_network
         self.branches, self.reads_logits = model.branches, model.reads_logits

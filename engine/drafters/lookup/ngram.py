@@ -101,6 +101,8 @@ class NGramDrafter(Drafter):
     def propose(self, budget: Budget) -> Proposal:
         draft = self._lookup.draft(self.text)[: budget.depth]
         self.match_len = self._lookup.size
+        if self.match_len < self.min_match_len:
+            draft = []
         tokens = upload(torch.tensor([self.text[-1], *draft]), self._target.device)
         bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None
         return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)

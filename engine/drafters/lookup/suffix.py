@@ -170,6 +170,8 @@ class SuffixDrafter(Drafter):
     def propose(self, budget: Budget) -> Proposal:
         best = self.best_continuation(budget)
         self.match_len = best.match_len
+        if best.match_len < self.min_match_len:
+            best = Continuation()
         return best.proposal(self.text[-1], self._device)
 
     def best_continuation(self, budget: Budget) -> Continuation:
