@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, LastRowDrafter, chain, root_only
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError
-from engine.kernels.cpu.operators import topk
+from engine.kernels.cpu.operators import TopK, topk
 from engine.model.files import check_folder
 from engine.model.forward import prepare_attention
 from engine.model.layer_types import FULL, SLIDING
@@ -141,8 +140,8 @@ class AssistantDrafter(LastRowDrafter):
         shared = dict(zip(KINDS, (rows[0], recent), strict=True))
         position_ids = torch.full((1, 1), position, device=device)
         token = torch.full((1,), self.text[-1], device=device)
-        hidden, tokens, probs = self.hidden, list[Tensor](), list[Tensor]()
-        while len(tokens) < length:
+        hidden, best = self.hidden, list[TopK]()
+        while len(best) < length:
             embedded = self._target.embedding(token).to(hidden.dtype)
             out = self._model(
                 inputs_embeds=torch.cat([embedded, hidden], dim=-1)[None],
@@ -150,8 +149,7 @@ class AssistantDrafter(LastRowDrafter):
                 shared_kv_states=shared,
                 use_cache=False,
             )
-            best = topk(out.logits[0], 1)
-            token, hidden = best.ids[0], out.last_hidden_state[0]
-            tokens.append(token)
-            probs.append(best.log_probs[0].exp())
-        return chain(self.text[-1], torch.cat(tokens), torch.cat(probs))
+            best.append(topk(out.logits[0], 1))
+            token, hidden = best[-1].ids[0], out.last_hidden_state[0]
+        log_probs = torch.cat([one.log_probs[0] for one in best])
+        return chain(self.text[-1], torch.cat([one.ids[0] for one in best]), log_probs.exp())

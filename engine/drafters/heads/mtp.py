@@ -31,7 +31,7 @@ from engine.drafters.base import BuildContext, FeatureDrafter, Start, chain, roo
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError, first_line
-from engine.kernels.cpu.operators import topk
+from engine.kernels.cpu.operators import TopK, topk
 from engine.model.cache import TreeCache
 from engine.model.files import READ_ERRORS
 from engine.model.forward import MaskBuilder
@@ -246,32 +246,32 @@ class MTPDrafter(FeatureDrafter):
         length = min(self.config.max_draft_len, budget.depth)
         if length < 1:
             return root_only(self.text[-1], self._device)
-        tokens, probs = self._draft(length)
-        return chain(self.text[-1], torch.cat(tokens), torch.cat(probs))
+        best = self._draft(length)
+        log_probs = torch.cat([one.log_probs[0] for one in best])
+        return chain(self.text[-1], torch.cat([one.ids[0] for one in best]), log_probs.exp())
 
-    def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        """`length` tokens `(1,)` and their probabilities `(1,)`; the cache gains final rows."""
+    def _draft(self, length: int) -> list[TopK]:
+        """The most probable token at each of `length` depths; the cache gains final rows."""
         features, following = self.unread()
         rows, hidden, ids = len(following), features, following
         self._cache.reserve(rows + length)
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
+        best: list[TopK] = []
         for k in range(self._num_layers):
             hidden = self._forward(k, hidden, ids)
-            self._pick(hidden, tokens, probs)
-            ids = torch.cat([ids[1:], tokens[-1]])
+            best.append(self._best(hidden))
+            ids = torch.cat([ids[1:], best[-1].ids[0]])
         final = max(0, rows - self._num_layers + 1)
         self._cache.length += final
         self._unread = ((features[final:], following[final:]),)
         if self._num_layers == 1:
             # A single layer is fed its own output until the draft is long enough.
             num_final = self._cache.length
-            while len(tokens) < length:
-                hidden = self._forward(0, hidden[-1:], tokens[-1])
+            while len(best) < length:
+                hidden = self._forward(0, hidden[-1:], best[-1].ids[0])
                 self._cache.length += 1
-                self._pick(hidden, tokens, probs)
+                best.append(self._best(hidden))
             self._cache.truncate(num_final)
-        return tokens[:length], probs[:length]
+        return best[:length]
 
     def _forward(self, k: int, hidden: Tensor, ids: Tensor) -> Tensor:
         """Output of layer k for rows behind the cache's, `(r, hidden)` like the layer before's.
@@ -302,11 +302,9 @@ class MTPDrafter(FeatureDrafter):
             out = mtp.shared_post_norm(out)
         return out[0]
 
-    def _pick(self, hidden: Tensor, tokens: list[Tensor], probs: list[Tensor]) -> None:
-        """Append the most probable token after the last row, and its probability."""
-        best = topk(self._layers._project_to_logits(hidden[-1:]), 1)
-        tokens.append(best.ids[0])
-        probs.append(best.log_probs[0].exp())
+    def _best(self, hidden: Tensor) -> TopK:
+        """The most probable token after the last row."""
+        return topk(self._layers._project_to_logits(hidden[-1:]), 1)
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
