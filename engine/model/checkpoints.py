@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import DrafterError, SourceError, VocabularyError, first_line
-from engine.model.files import name_list, read_settings, read_tensors
+from engine.model.files import read_settings, read_tensors
 from engine.model.sources import disable_telemetry, hub_error
 from engine.model.target import Target
 
@@ -66,15 +66,6 @@ class Checkpoint:
     def count(self, name: str) -> int:
         """Number of tensors called `name` with 0, 1, … in place of {}."""
         return next(i for i in itertools.count() if name.format(i) not in self.tensors)
-
-    def check_all_used(self, names: Collection[str]) -> None:
-        """DrafterError if it has tensors other than these, which were read."""
-        unused = [name for name in self.tensors if name not in names]
-        if unused:
-            raise DrafterError(
-                f"{self.location} also has {name_list(unused)}, which no other tensor goes with. "
-                "It is not a complete checkpoint of this method; copy it again."
-            )
 
     def check_vocabulary(self, size: int, target: Target) -> None:
         """VocabularyError unless the heads predict as many tokens as the target."""

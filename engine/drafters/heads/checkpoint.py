@@ -26,7 +26,7 @@ from engine.drafters.heads.layer import HeadLayer, HeadSpec
 from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
 from engine.errors import ConfigError, DrafterError, VocabularyError, first_line
 from engine.model.checkpoints import Checkpoint, read_checkpoint
-from engine.model.files import READ_ERRORS
+from engine.model.files import READ_ERRORS, name_list
 from engine.model.layer_types import ATTENTION, FULL, SLIDING
 from engine.model.target import Target
 from engine.safe_text import short
@@ -154,7 +154,11 @@ class HeadCheckpoint:
     def check_all_read(self, *also: str) -> None:
         """DrafterError if tensors, or settings other than `also`, were never read."""
         names = [name for name in self.unread if not name.startswith(UNUSED)]
-        self.tensors.check_all_used(self.tensors.tensors.keys() - names)
+        if names:
+            raise DrafterError(
+                f"{self.location} also has {name_list(names)}, which no other tensor goes with. "
+                "It is not a complete checkpoint of this method; copy it again."
+            )
         self.check_config_read(*also)
 
     def notes(self) -> tuple[str, ...]:
@@ -168,7 +172,7 @@ class HeadCheckpoint:
             notes.append(f"{self.location} was trained for {name}, not for {target.name}.")
         unread = [n for n in self.unread if not n.startswith((*UNUSED, "embed_tokens."))]
         if unread:
-            notes.append(f"{self.location} has weights that are not used: {', '.join(unread[:4])}.")
+            notes.append(f"{self.location} has weights that are not used: {name_list(unread)}.")
         return tuple(notes)
 
     # ---- the parts of a network

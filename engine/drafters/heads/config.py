@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from engine.config import Settings
 from engine.errors import DrafterError
-from engine.model.files import READ_ERRORS
+from engine.model.files import READ_ERRORS, name_list
 from engine.safe_text import short, visible
 
 SECTIONS = ("transformer_layer_config", "eagle_config", "dflash_config")
@@ -203,22 +203,18 @@ def _check_method(sections: Iterable[Any], location: str) -> None:
 
 def check_unread(values: Mapping[str, Any], location: str, *also: str) -> None:
     """DrafterError for settings that were never read, unless they do not matter."""
-    unread = {
-        key: value
-        for key, value in sorted(values.items())
+    unread = [
+        f"{visible(key[:80])}: {short(value)}"
+        for key, value in values.items()
         if value is not None
         and key not in HARMLESS
         and key not in also
         and not key.startswith("_")
         and value not in NEUTRAL.get(key, ())
-    }
+    ]
     if unread:
-        settings = ", ".join(
-            f"{visible(key[:80])}: {short(value)}" for key, value in list(unread.items())[:4]
-        )
-        more = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
         raise DrafterError(
-            f"{location}/config.json says {settings}{more}, which this method does not support, "
+            f"{location}/config.json says {name_list(unread)}, which this method does not support, "
             "so its drafts would be computed wrongly. Use the method that the drafter was made "
             "for, or remove the setting if it has no effect."
         )
