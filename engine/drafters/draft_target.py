@@ -306,14 +306,11 @@ class DraftTargetDrafter(ChainDrafter):
     def _token_ranks(self, tokens: Tensor) -> Tensor:
         """Rank of every token but the first, given the tokens before it."""
         model, threshold = self.model, self._config.confidence_threshold
-        cache = model.new_cache(len(tokens))
+        inputs, labels = tokens[:-1].clamp_max(model.vocab_size - 1), tokens[1:]
+        chunks = (part.to(model.device).split(MAX_LOGIT_ROWS) for part in (inputs, labels))
         ranks = []
-        try:
-            inputs = tokens[:-1].clamp_max(model.vocab_size - 1).to(model.device)
-            labels = tokens[1:].to(model.device)
-            for rows, ids in zip(
-                inputs.split(MAX_LOGIT_ROWS), labels.split(MAX_LOGIT_ROWS), strict=True
-            ):
+        with model.new_cache(len(tokens)) as cache:
+            for rows, ids in zip(*chunks, strict=True):
                 proposal = Proposal(rows, TreeShape.chain(len(rows) - 1))
                 logits = model.verify(proposal, cache, Needs()).logits[:, : self._common]
                 logits = logits if self._model_ids is None else logits[:, self._model_ids]
@@ -321,8 +318,6 @@ class DraftTargetDrafter(ChainDrafter):
                 rank = self._vocabulary.rank_of(logits, ids.clamp_max(self._common - 1))
                 confident = logits.float().softmax(dim=-1).amax(dim=-1) >= threshold
                 ranks.append(torch.where(confident & (ids < self._common), rank, UNRANKED).cpu())
-        finally:
-            cache.free()
         return torch.cat(ranks)
 
     def finish(self) -> None:

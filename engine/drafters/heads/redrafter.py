@@ -247,9 +247,8 @@ class ReDrafterDrafter(LastRowDrafter):
         labels = trace.true_tokens(depths).clamp_min(0).to(device)
         roots = trace.tokens[trace.first :][: len(labels)].to(device)
         chunks = (tensor.split(MAX_LOGIT_ROWS) for tensor in (contexts, roots, labels))
-        parts = zip(*chunks, strict=True)
         ranks = []
-        for context, tokens, true in parts:
+        for context, tokens, true in zip(*chunks, strict=True):
             state, columns = torch.zeros_like(context), []
             for label in true.unbind(dim=1):
                 state = self.head.advance(state, tokens)
