@@ -44,10 +44,6 @@ class UnsupportedError(ConfigError):
         self.nearest = nearest
 
 
-def always(config: Any) -> bool:
-    return True
-
-
 # ---- rows
 
 
@@ -60,10 +56,6 @@ class Row:
 
     def is_for(self, version: Version) -> bool:
         return self.since <= version and (self.until is None or version < self.until)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +77,8 @@ class Field(Row):
     setting: str
     key: str
     aliases: tuple[str, ...] = ()
-    encode: Callable[[Any], Any] = _same
-    decode: Callable[[Any], Any] | None = _same
+    encode: Callable[[Any], Any] = lambda value: value
+    decode: Callable[[Any], Any] | None = lambda value: value
     build: Callable[[Any], Any] | None = None
     kind: type | None = None
     switch: str = ""
@@ -108,7 +100,7 @@ class DroppedSetting(Row):
 
     settings: str
     sentence: str
-    when: Callable[[Any], bool] = always
+    when: Callable[[Any], bool] = lambda config: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +180,7 @@ def sampled(key: str, word: str | None = None, **releases: Any) -> Field:
     return Field("use_draft_probs", key, kind=str, default=False, **rest, **releases)
 
 
-def drops_pool(how: str, when: Callable[[Any], bool] = always) -> DroppedSetting:
+def drops_pool(how: str, when: Callable[[Any], bool] = lambda config: True) -> DroppedSetting:
     """The warning for an engine that looks up n-grams by its own rules."""
     rules = "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped"
     return DroppedSetting(f"lookup {POOL_RULES}", f"{how}: {rules}.", when)

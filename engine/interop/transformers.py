@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import Files, ReadYaml, read_python
+from engine.interop.export_files import Files, ReadYaml, read_mapping, read_python
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
@@ -141,10 +141,8 @@ def _files(writer: Writer, values: Values) -> Files:
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """Keyword arguments of `generate`, from a mapping or a script's calls and assignments."""
     if "(" not in text:
-        values = read_yaml(text)
-        if not isinstance(values, Mapping):
-            raise ConfigError("Paste a script that calls generate(…), or its keyword arguments.")
-        return _drafting(values, ELSEWHERE), None
+        expected = "Paste a script that calls generate(…), or its keyword arguments"
+        return _drafting(read_mapping(text, read_yaml, expected), ELSEWHERE), None
     nodes, value_of = read_python(text)
     assigned, kwargs = dict[tuple[str, str], Any](), dict[str, Any]()
     assistant = target = None
@@ -175,11 +173,10 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     return _drafting(own) | _drafting(rest | kwargs, ELSEWHERE), target
 
 
-def _drafting(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def _drafting(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """What affects drafting; the prefix is put before what is the assistant's to configure."""
-    names = {str(key): value for key, value in values.items()}
-    keys = (key for key in names if any(word in key for word in WORDS))
-    return {prefix * key.startswith(DRAFTING) + key: names[key] for key in keys}
+    keys = (key for key in values if any(word in key for word in WORDS))
+    return {prefix * key.startswith(DRAFTING) + key: values[key] for key in keys}
 
 
 def _find_method(reader: Reader) -> table.Method:

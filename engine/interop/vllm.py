@@ -14,7 +14,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import Files, Flags, ReadYaml, command, read_flags
+from engine.interop.export_files import Files, ReadYaml, command, read_flags, read_mapping
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, method
 from engine.tree import ChoiceTree
 
@@ -57,6 +57,10 @@ ROWS = (
 CONFIG_OPTIONS = ("speculative_config", "spec_config", "sc")
 SHORT_OPTIONS = {"spec_method": "method", "spec_model": "model", "spec_tokens": LENGTH}
 """Options of the server, without dashes, for the whole config and for single keys."""
+EXPECTED = (
+    'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
+    "--speculative-config"
+)
 
 
 # ---- the table
@@ -188,20 +192,17 @@ def _files(writer: Writer, values: Values) -> Files:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
-    is_json = text.lstrip().startswith("{")
-    flags = Flags({}, (), {}) if is_json else read_flags(text)
-    options: Any = flags.options if any(map(_drafting_option, flags.options)) else read_yaml(text)
-    if not isinstance(options, Mapping) or not options:
-        raise ConfigError(
-            'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
-            f"--speculative-config, got {text.strip()[:60]!r}."
-        )
-    if not any(_drafting_option(str(name)) for name in options):
-        return {str(key).replace("-", "_"): value for key, value in options.items()}, None
+    flags = read_flags("" if text.lstrip().startswith("{") else text)
+    options: Mapping[str, Any] = flags.options
+    if not any(map(_drafting_option, options)):
+        options = read_mapping(text, read_yaml, EXPECTED)
+    drafting = {key: value for key, value in options.items() if _drafting_option(key)}
+    if not drafting:
+        return {key.replace("-", "_"): value for key, value in options.items()}, None
     words = flags.arguments
     served = words[words.index("serve") + 1 :] if "serve" in words else ()
     target = options.get("--model", options.get("model", next(iter(served), None)))
-    return _config_of_options(options, read_yaml), target if isinstance(target, str) else None
+    return _config_of_options(drafting, read_yaml), target if isinstance(target, str) else None
 
 
 def _drafting_option(name: str) -> str:
@@ -210,11 +211,11 @@ def _drafting_option(name: str) -> str:
     return head if head in (*CONFIG_OPTIONS, *SHORT_OPTIONS) else ""
 
 
-def _config_of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, Any]:
-    """The config among a server's options: as a whole, by dotted keys, or by short options."""
+def _config_of_options(options: Mapping[str, Any], read_yaml: ReadYaml) -> dict[str, Any]:
+    """The config in a server's options: as a whole, by dotted keys, or by short options."""
     values: dict[str, Any] = {}
-    for name, value in ((n, value) for n, value in options.items() if _drafting_option(str(n))):
-        option, key = _drafting_option(str(name)), str(name).partition(".")[2]
+    for name, value in options.items():
+        option, key = _drafting_option(name), name.partition(".")[2]
         value = read_yaml(value) if isinstance(value, str) else value
         if option in SHORT_OPTIONS or key:
             values[SHORT_OPTIONS.get(option, key)] = value
