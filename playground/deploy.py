@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlencode
 
 from pydantic import Field
@@ -72,10 +72,8 @@ class ExportSource:
 class ExportForm(Settings):
     """Fields of the Deploy page: a run or a method, and the release of an engine."""
 
-    kind: Literal["run", "method"] = "run"
-    run: str = Field("", max_length=64)
-    target: str = Field("", max_length=200)
-    method: str = Field("", max_length=200)
+    of: str = Field("", max_length=210, description="run:ID or method:KEY; empty: the fastest run")
+    target: str = Field("", max_length=200, description="of a method")
     engine: str = Field("", max_length=40, description="empty: the first that takes the method")
     version: str = Field("", max_length=40)
     part: str = Field("", max_length=40, description="of a combination; empty: what engines take")
@@ -88,30 +86,30 @@ class ExportForm(Settings):
         """
         if not params.get("deploy"):
             return None
-        kind, _, key = params.get("of", "").partition(":")
-        names = ("target", "version", "part")
+        names = ("of", "target", "version", "part")
         values = {name: params[name] for name in names if params.get(name)}
         if params["deploy"] in ENGINES:
             values["engine"] = params["deploy"]
-        if kind in ("run", "method") and key:
-            values |= {"kind": kind, kind: key}
         return cls.parse(values, where="the address")
+
+    @property
+    def is_run(self) -> bool:
+        return self.of.startswith("run:")
 
     @property
     def link(self) -> str:
         """Query of an address that opens the page with this form."""
-        key = self.run if self.kind == "run" else self.method
-        target = "" if self.kind == "run" else self.target
-        parts = {"deploy": self.engine or "auto", "of": f"{self.kind}:{key}", "target": target}
+        target = "" if self.is_run else self.target
+        parts = {"deploy": self.engine or "auto", "of": self.of, "target": target}
         more = {"version": self.version, "part": self.part.removeprefix(WHOLE)}
         return urlencode({k: v for k, v in (parts | more).items() if v})
 
     @property
     def command(self) -> str:
         """The equivalent command line."""
-        method = self.method.removeprefix(TYPE_PREFIX)
-        of = ["--run", self.run] if self.kind == "run" else ["--method", method]
-        target = ["--target", self.target] if self.kind == "method" else []
+        kind, _, key = self.of.partition(":")
+        of = [f"--{kind}", key.removeprefix(TYPE_PREFIX)]
+        target = [] if self.is_run else ["--target", self.target]
         release = ["--engine-version", self.version] if self.version else []
         part = ["--part", self.part] if self.part not in ("", WHOLE) else []
         words = ["python", "app.py", "export", *of, *part, *target, "--to", self.engine, *release]
@@ -119,26 +117,23 @@ class ExportForm(Settings):
 
     def filled(self, log: RunLog, catalog: Catalog) -> ExportForm:
         """A copy with empty fields filled: the fastest run, a target, a method for it."""
-        runs = offered_runs(log) if self.kind == "run" and not self.run else []
         targets = [key for _, key in catalog.target_choices()]
         target = self.target if self.target in targets else targets[0]
-        methods = [key for _, key in catalog.method_choices(target)]
-        is_link = self.kind == "method" and self.method and not self.target
+        methods = [f"method:{key}" for _, key in catalog.method_choices(target)]
+        of = self.of
+        if not of and (runs := offered_runs(log)):
+            of = runs[0][1]
+        elif not of or (self.target and not self.is_run and of not in methods):
+            of = f"method:{catalog.first_method(target, alone=True)}"
         is_default = self.engine in ENGINES and self.version == ENGINES[self.engine].default
-        return self.replace(
-            run=runs[0][1] if runs else self.run,
-            target=target,
-            method=self.method
-            if is_link or self.method in methods
-            else catalog.first_method(target, alone=True),
-            version="" if is_default else self.version,
-        )
+        return self.replace(of=of, target=target, version="" if is_default else self.version)
 
     def source(self, log: RunLog, catalog: Catalog) -> ExportSource:
         """The method on its target. Raises ConfigError: no such run, method or target."""
-        if self.kind == "run":
-            return run_source(log, self.run)
-        method = catalog.method(self.method)
+        _, _, key = self.of.partition(":")
+        if self.is_run:
+            return run_source(log, key)
+        method = catalog.method(key)
         return ExportSource(method.config, catalog.target(self.target).name, method.title)
 
 
@@ -227,17 +222,17 @@ def run_source(log: RunLog, run_id: str) -> ExportSource:
 
 
 def offered_runs(log: RunLog) -> list[tuple[str, str]]:
-    """Title and id of the runs in the menu: those of experiments, fastest first, then the newest
-    single runs. Plain decoding is left out."""
+    """Title and `run:ID` of the runs in the menu: those of experiments, fastest first, then the
+    newest single runs. Plain decoding is left out."""
     ranked = [(trusted_speedup(counts) or 0.0, run) for counts, run in log.experiments.setups()]
     choices = [
-        (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), run.id)
+        (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), f"run:{run.id}")
         for speedup, run in sorted(ranked, key=lambda one: -one[0])
     ]
     for run in log.experiments.page(RunQuery(limit=RECENT)).rows:
         if isinstance(run, RunSummary) and run.decoding_type != PLAIN:
             figure = "" if run.tok_s is None else f"{formats.tok_s(run.tok_s)} tok/s"
-            choices.append((_title(run, figure), run.id))
+            choices.append((_title(run, figure), f"run:{run.id}"))
     return choices[:RECENT]
 
 

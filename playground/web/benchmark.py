@@ -215,7 +215,7 @@ class BenchmarkPage(ExperimentPage):
             run = section_of(report, configuration).example_run
             if run is None:
                 raise ConfigError("No request of this configuration is completed yet.")
-            return deploy.open(ExportForm(run=run))
+            return deploy.open(ExportForm(of=f"run:{run}"))
 
         for name, listener, page in (
             ("use", use, generate),

@@ -23,6 +23,7 @@ from playground.deploy import (
     use,
 )
 from playground.errors import Fault, attempt
+from playground.host.menu import Choices
 from playground.host.runner import EngineHost
 from playground.runs.settings import short
 from playground.web.address import link_params, switch_to
@@ -45,7 +46,6 @@ WRITE_LINK = """(query) => {
   const detail = { tab: "deploy", whole: true, query: params };
   document.dispatchEvent(new CustomEvent("pg-address", { detail }));
 }"""
-NO_RUNS = "No run of a drafting method yet. Generate with one, or pick a method here."
 
 
 class DeployPage:
@@ -60,8 +60,7 @@ class DeployPage:
                 self._import_form()
             with gr.Column(scale=3, elem_id="pg-deploy-main"):
                 self._export_view()
-        self.inputs = [self.kind, self.run, self.target, self.method, self.engine, self.version]
-        self.inputs.append(self.part)
+        self.inputs = [self.of, self.target, self.engine, self.version, self.part]
         self.outputs = [*self.inputs, self.summary, self.verdict, *self.files, self.more]
         self.outputs += [self.downloads, self.notes, self.command, self.link]
         self.open_outputs, self._tabs = [tabs, *self.outputs], tabs
@@ -71,23 +70,11 @@ class DeployPage:
 
     def _export_form(self) -> None:
         targets = self._catalog.target_choices()
-        methods = self._menu.drafting(targets[0][1])
-
-        def menu(name: str, choices: Any, **more: Any) -> gr.Dropdown:
-            return gr.Dropdown(
-                choices, label=name.capitalize(), elem_id=f"pg-deploy-{name}", **more
-            )
-
         with gr.Group():
-            self.kind = gr.Radio(
-                [("A run", "run"), ("A method", "method")],
-                value="run",
-                label="Export",
-                elem_id="pg-deploy-kind",
+            self.of = gr.Dropdown([], value=None, label="Run or method", elem_id="pg-deploy-of")
+            self.target = gr.Dropdown(
+                targets, label="Target", visible=False, elem_id="pg-deploy-target"
             )
-            self.run = menu("run", [], value=None)
-            self.target = menu("target", targets, visible=False)
-            self.method = menu("method", methods, visible=False)
             self.part = gr.Radio(
                 [], value=None, label="Of this combination", visible=False, elem_id="pg-deploy-part"
             )
@@ -154,10 +141,9 @@ class DeployPage:
             *source, engine, _, part = values
             return self._export(*source, engine, "", part)
 
-        sources = [part.input for part in (self.kind, self.run, self.target, self.method)]
-        rest = [self.version.input, self.part.input]
+        sources, rest = [self.of.input, self.target.input], [self.version.input, self.part.input]
         exports = [
-            gr.on(sources, self._export, self.inputs[:4], self.outputs, **RAW_LATEST),
+            gr.on(sources, self._export, self.inputs[:2], self.outputs, **RAW_LATEST),
             gr.on(rest, self._export, self.inputs, self.outputs, **RAW_LATEST),
             self.engine.input(change_engine, self.inputs, self.outputs, **RAW_LATEST),
             tab.select(self.on_select, [self.link, *self.inputs], self.outputs, **RAW),
@@ -194,13 +180,12 @@ class DeployPage:
     def on_select(self, request: gr.Request, link: Any, *values: Any) -> Updates:
         """Show the export that the URL names, or the first one, unless one is open already."""
         if link:
-            return {self.run: gr.Dropdown(self._runs(values[1]))}
+            return {self.of: gr.Dropdown(self._choices(values[1], values[0]))}
         params = link_params("deploy", request.query_params)
         form = attempt(lambda: ExportForm.of_link(params), where="opening a link")
         if isinstance(form, Fault):
             return self._no_export(form)
-        kind = "run" if offered_runs(self._log) else "method"
-        return self._export(kind, *values[1:4]) if form is None else self._show(form)
+        return self._export(*values[:2]) if form is None else self._show(form)
 
     def open(self, form: ExportForm) -> Updates:
         """Updates of `open_outputs`: this page with the export of a form."""
@@ -212,35 +197,20 @@ class DeployPage:
     def _export(self, *fields: Any) -> Updates:
         texts = ("" if value is None else value for value in fields)
         values = dict(zip(ExportForm.model_fields, texts, strict=False))
-        is_run = values["kind"] != "method"
-        inputs: Updates = {
-            self.kind: "run" if is_run else "method",
-            self.run: gr.Dropdown(visible=is_run),
-        }
-        inputs |= {part: gr.Dropdown(visible=not is_run) for part in (self.target, self.method)}
-        if is_run and not values["run"] and not offered_runs(self._log):
-            return inputs | self._no_export()
         updates = attempt(lambda: self._updates(ExportForm.parse(values)), where="the Deploy page")
-        return inputs | (self._no_export(updates) if isinstance(updates, Fault) else updates)
+        if isinstance(updates, Fault):
+            return self._no_export(updates, values["of"], values["target"])
+        return updates
 
     def _updates(self, form: ExportForm) -> Updates:
         exports = exports_of(form, self._log, self._catalog)
         form, source, export = exports.form, exports.source, exports.shown
-        is_run = form.kind == "run"
-        methods = self._menu.drafting(form.target)
-        if not is_run and form.method not in [key for _, key in methods]:  # a link may name any
-            methods.append((self._catalog.method(form.method).title, form.method))
+        title = f"{source.title} · {source.target} · {form.of}"
         engines = [engine_choice(one, exports.gguf) for one in exports.engines]
         version = form.version or find_engine(form.engine).default
         return {
-            self.run: gr.Dropdown(
-                self._runs(form.run, source), value=form.run or None, visible=is_run
-            ),
-            self.target: gr.update(value=form.target, visible=not is_run),
-            # For a run the choices stay: its method may not be among them.
-            self.method: gr.Dropdown(visible=False)
-            if is_run
-            else gr.Dropdown(methods, value=form.method, visible=True),
+            self.of: gr.Dropdown(self._choices(form.target, form.of, title), value=form.of),
+            self.target: gr.update(value=form.target, visible=not form.is_run),
             self.engine: gr.Radio(engines, value=form.engine, info=exports.gguf),
             self.version: gr.update(choices=versions(form.engine), value=version),
             self.part: gr.Radio(
@@ -254,22 +224,24 @@ class DeployPage:
             **self._files(export.files),
         }
 
-    def _runs(self, run_id: Any, source: ExportSource | None = None) -> list[tuple[str, str]]:
-        """Titles and ids of the offered runs, including the selected one."""
-        runs = offered_runs(self._log)
-        if run_id and run_id not in [key for _, key in runs]:
-            title = f"{source.title} · {source.target} · " if source else "run "
-            runs.insert(0, (f"{title}{run_id}", run_id))
-        return runs
+    def _choices(self, target: Any, selected: Any = None, title: str = "") -> Choices:
+        """What can be exported: runs, then methods for a target; a link may select any other."""
+        choices = offered_runs(self._log)
+        choices += [(name, f"method:{key}") for name, key in self._menu.drafting(target)]
+        if isinstance(selected, str) and selected not in ("", *(key for _, key in choices)):
+            choices.insert(0, (title or selected, selected))
+        return choices
 
-    def _no_export(self, fault: Fault | None = None) -> Updates:
-        """An empty export with the error, or the hint that there are no runs yet."""
+    def _no_export(self, fault: Fault, of: Any = "", target: Any = "") -> Updates:
+        """An empty export with the error."""
         return {
+            self.of: gr.Dropdown(self._choices(target, of)),
+            self.target: gr.Dropdown(visible=not str(of).startswith("run:")),
             self.summary: "",
             self.notes: html_update(""),
             self.command: "",
-            self.verdict: html_update(sentence_html(fault or NO_RUNS)),
-            self.link: "fault" if fault else "",
+            self.verdict: html_update(sentence_html(fault)),
+            self.link: "fault",
             **self._files(),
         }
 

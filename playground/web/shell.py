@@ -96,7 +96,7 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
         pickers = [one.target for one in (compare, bench, sweep, deploy, train)]
         generate.listen_to_opener(page, pickers)
         drafting = [(one.target, one.configurations.adder) for one in (compare, bench)]
-        drafting += [(one.target, one.method) for one in (sweep, deploy)]
+        drafting.append((sweep.target, sweep.method))
         menus = [(target, method, host.menu.drafting) for target, method in drafting]
         menus.append((generate.target, generate.method, host.menu.choices))
         train.listen(page, generate, compare, menus)

@@ -68,8 +68,7 @@ def file_text(page: GeneratePage, name: str, *, has: str = "") -> str:
 
 
 def pick_method(page: GeneratePage, title: str) -> None:
-    page.tab.click("#pg-deploy-kind input[value=method]")
-    page.tab.click("#pg-deploy-method input")
+    page.tab.click("#pg-deploy-of input")
     page.tab.locator(LISTED, has_text=title).first.click()
 
 

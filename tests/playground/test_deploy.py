@@ -54,23 +54,23 @@ COMBINED = {
 def test_a_combination_is_exported_by_its_parts(log: RunLog, shipped: Catalog) -> None:
     """What no engine takes as a whole opens on the part that one takes, and that engine."""
     run = log.begin(new_run(target=LLAMA, method=COMBINED))
-    exports = exports_of(ExportForm(run=run), log, shipped)
+    exports = exports_of(ExportForm(of=f"run:{run}"), log, shipped)
     assert exports.chosen and exports.form.part == "retrieval" and not exports.shown.refusal
     assert [name for _, name in exports.parts] == ["whole", "retrieval", "model"]
     assert [title for title, _ in exports.parts][1] == "Suffix alone"
     assert "7" in next(iter(exports.shown.files.values()))
-    model = exports_of(ExportForm(run=run, part="model", engine="vllm"), log, shipped)
+    model = exports_of(ExportForm(of=f"run:{run}", part="model", engine="vllm"), log, shipped)
     assert "org/draft" in next(iter(model.shown.files.values())) and not model.chosen
-    whole = exports_of(ExportForm(run=run, part="whole"), log, shipped)
+    whole = exports_of(ExportForm(of=f"run:{run}", part="whole"), log, shipped)
     assert whole.shown.refusal and all(one.refusal for one in whole.engines)
     assert "part=model" in model.form.link and "--part model" in model.form.command
     single = log.begin(new_run(target=LLAMA))
-    assert "part" not in exports_of(ExportForm(run=single), log, shipped).form.link
+    assert "part" not in exports_of(ExportForm(of=f"run:{single}"), log, shipped).form.link
     with pytest.raises(ConfigError, match="part must be one of whole, retrieval, model"):
-        exports_of(ExportForm(run=run, part="x"), log, shipped)
+        exports_of(ExportForm(of=f"run:{run}", part="x"), log, shipped)
 
 
-METHOD = {"kind": "method", "method": "ngram", "target": "qwen3-8b"}
+METHOD = {"of": "method:ngram", "target": "qwen3-8b"}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,9 @@ METHOD = {"kind": "method", "method": "ngram", "target": "qwen3-8b"}
     [
         (METHOD | {"target": "v" * 999}, "target must have at most 200 characters"),
         (METHOD | {"target": "nowhere"}, "target must be one of"),
-        (METHOD | {"method": "nothing"}, "method must be one of"),
+        (METHOD | {"of": "method:nothing"}, "method must be one of"),
+        (METHOD | {"of": "else"}, "method must be one of"),
+        (METHOD | {"of": "run:nothing"}, "No run"),
         (METHOD | {"version": 3}, "version must be a valid string, got 3"),
         (METHOD | {"version": "old"}, "must be like"),
     ],
@@ -126,7 +128,7 @@ def test_used_in_generate_needs_a_target_that_fits(shipped: Catalog) -> None:
 def test_the_embedded_target_is_a_gguf_file_which_is_said_once(
     log: RunLog, shipped: Catalog
 ) -> None:
-    form = ExportForm(kind="method", target="smollm2-135m-instruct", method="ngram", engine="vllm")
+    form = ExportForm(of="method:ngram", target="smollm2-135m-instruct", engine="vllm")
     exports = exports_of(form, log, shipped)
     vllm, llama = exports.shown, next(one for one in exports.engines if one.engine == "llamacpp")
     assert exports.gguf.startswith("The target is a GGUF file, for llama.cpp and Ollama.")
@@ -157,14 +159,14 @@ def test_names_of_weights_are_what_an_engine_can_load(tmp_path: Path) -> None:
     ("query", "link"),
     [
         ("", None),
-        ("deploy=what&of=else", ExportForm()),
+        ("deploy=what&of=else", ExportForm(of="else")),
         (
             "deploy=vllm&of=run:1&version=0.22&other=x",
-            ExportForm(engine="vllm", run="1", version="0.22"),
+            ExportForm(engine="vllm", of="run:1", version="0.22"),
         ),
         (
             "deploy=sglang&of=method:type:NGram&target=tiny",
-            ExportForm(engine="sglang", kind="method", method="type:NGram", target="tiny"),
+            ExportForm(engine="sglang", of="method:type:NGram", target="tiny"),
         ),
     ],
 )
@@ -175,9 +177,9 @@ def test_links_are_read_and_written(query: str, link: ExportForm | None) -> None
 
 
 def test_the_command_is_the_same_on_the_command_line() -> None:
-    asked = ExportForm(kind="method", method="type:NGram", target="my target", engine="vllm")
+    asked = ExportForm(of="method:type:NGram", target="my target", engine="vllm")
     assert asked.command == ("python app.py export --method NGram --target 'my target' --to vllm")
-    asked = ExportForm(run="abc", engine="sglang", version="0.5.11")
+    asked = ExportForm(of="run:abc", engine="sglang", version="0.5.11")
     assert asked.command == ("python app.py export --run abc --to sglang --engine-version 0.5.11")
 
 
@@ -193,10 +195,10 @@ def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
     fast = timed_run(log, 30.0, method=ngram | {"max_draft_len": 7}, method_title="Faster", **of)
     timed_run(log, 20.0, **plain)
     titles, runs = zip(*offered_runs(log), strict=True)
-    assert runs == (fast, slow, alone)
+    assert runs == tuple(f"run:{run}" for run in (fast, slow, alone))
     assert titles[0].startswith(f"Faster · 1.50× plain · {LLAMA} · ")
     assert titles[2].startswith("N-gram · 99.0 tok/s · ")
-    assert ExportForm().filled(log, shipped).run == fast
+    assert ExportForm().filled(log, shipped).of == f"run:{fast}"
 
 
 HYBRID = {
@@ -228,12 +230,14 @@ def test_targets_with_recurrent_layers_are_marked_as_such() -> None:
 def test_an_address_opens_the_same_whichever_answer_comes_last(host: EngineHost) -> None:
     finished(start(host))
     page = built(lambda: DeployPage(host, gr.Tab(), tab_switch()))
-    held = ["run", None, "tiny", "scripted", "trtllm", ""]
+    fields = [None, "tiny", "trtllm", ""]
     asked: Any = SimpleNamespace(query_params={"deploy": "vllm", "of": "method:scripted"})
-    shown = page.on_select(asked, "", *held)
-    assert shown[page.kind] == "method" and shown[page.engine].value == "vllm"
+    shown = page.on_select(asked, "", *fields)
+    assert shown[page.of].value == "method:scripted" and shown[page.engine].value == "vllm"
     plain: Any = SimpleNamespace(query_params={})
-    assert page.on_select(plain, "", *held)[page.kind] == "run"
+    (_, run), *methods = page.on_select(plain, "", *fields)[page.of].choices
+    assert run == f"run:{host.runs.all()[-1].log_id}"
+    assert "method:scripted" in [key for _, key in methods]
 
 
 def test_the_engines_that_run_a_method_are_named_by_how_well() -> None:
