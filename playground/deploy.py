@@ -1,4 +1,4 @@
-"""Export of methods to other engines, and import of their configs, without Gradio."""
+"""Export of methods to other engines, without Gradio."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import urlencode
@@ -20,13 +19,12 @@ from engine.config import Settings
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, SourceError, validate_choice
-from engine.interop import ENGINES, export_method, find_engine, import_config
-from engine.interop.export_files import Export, ImportedMethod, yaml_block
+from engine.interop import ENGINES, export_method, find_engine
+from engine.interop.export_files import Export, yaml_block
 from engine.model.sources import TargetSpec
 from playground.host.baseline import trusted_speedup
-from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
+from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.stream import stored_run
-from presets.reading import parse_yaml
 from storage import PLAIN, RunLog, RunQuery, RunSummary
 
 LOAD_GGUF = ("llamacpp", "ollama")
@@ -367,37 +365,6 @@ def _is_gguf(name: str, resolve: Resolve) -> bool:
     spec = _spec_of(name, resolve)
     file = spec is not None and spec.gguf_file is not None
     return file or model_name(name, resolve).endswith(".gguf")
-
-
-# ---- import
-
-
-def read_config(engine: str, text: str) -> ImportedMethod:
-    """A method from another engine's config.
-
-    Raises ConfigError: it cannot be read, or has no counterpart here.
-    """
-    read_yaml = partial(parse_yaml, where="The text")
-    return import_config(find_engine(engine), text, read_yaml)
-
-
-def use(
-    catalog: Catalog, engine: str, text: str, target: object
-) -> tuple[str, str, dict[str, Any]]:
-    """Target, method key and settings of another engine's config, for the Generate page.
-
-    Raises ConfigError: it cannot be read, or the method does not fit the target.
-    """
-    config = read_config(engine, text).config
-    name = catalog.target(target).name
-    key = TYPE_PREFIX + config.decoding_type
-    choices = [choice for _, choice in catalog.method_choices(name)]
-    if key not in choices or config.decoding_type == OWN_DRAFTERS:
-        raise ConfigError(
-            f"{type(config).title} does not fit the target {name}. Pick another target on the "
-            "Generate page first."
-        )
-    return name, key, config.changed
 
 
 def method_yaml(config: MethodConfig, engine: str) -> str:

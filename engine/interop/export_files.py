@@ -69,9 +69,10 @@ class ImportedMethod:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes and the ignored keys, a line each."""
+        """The target, the notes and the ignored keys, a line each."""
+        target = [f"Its target was {self.target}."] if self.target else []
         unread = (f"ignored: {key} has no effect on drafting." for key in self.ignored)
-        return (*(f"note: {note}" for note in self.notes), *unread)
+        return (*(f"note: {note}" for note in (*target, *self.notes)), *unread)
 
 
 def yaml_block(values: Mapping[str, Any], indent: int = 0) -> str:

@@ -97,12 +97,11 @@ def _source(options: ExportOptions) -> ExportSource:
 @command(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Read another engine's config as a method file for `generate --method`."""
-    from playground.deploy import method_yaml, read_config
+    from playground.deploy import method_yaml
+    from playground.host.methods import read_method
 
     text = read_stdin() if options.file == "-" else read_text(Path(options.file))
-    imported = read_config(options.source, text)
-    write_output(method_yaml(imported.config, options.source), options.output)
-    if imported.target is not None:
-        note(f"note: Its target was {imported.target}.")
-    for line in imported.remarks:
+    config, remarks = read_method(text, options.source)
+    write_output(method_yaml(config, options.source), options.output)
+    for line in remarks:
         note(line)

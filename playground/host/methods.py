@@ -13,7 +13,7 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
 from engine.errors import ConfigError, did_you_mean
-from engine.interop import ENGINES, import_config
+from engine.interop import ENGINES, find_engine, import_config
 from engine.safe_text import read_text
 from presets.reading import MAX_CHARS, parse_yaml
 from storage import PLAIN
@@ -90,11 +90,17 @@ def _base_settings(name: str) -> SettingsWithRemarks:
     )
 
 
-def read_method(text: str) -> tuple[MethodConfig, tuple[str, ...]]:
-    """The settings in a method file, ours or an engine's, and remarks on how it was read.
+def read_method(text: str, engine: str = "") -> tuple[MethodConfig, tuple[str, ...]]:
+    """The settings in a method file or an engine's config, and remarks on how it was read.
 
-    Raises ConfigError: naming the key.
+    Args:
+        engine: empty for a method file, ours or with an engine's `speculative_config`.
+
+    Raises ConfigError: no such engine, or naming the key.
     """
+    if engine:
+        imported = import_config(find_engine(engine), text, partial(parse_yaml, where="The text"))
+        return imported.config, imported.remarks
     values, remarks = _parse_settings(text, "the file")
     return parse_method(values, where="the file"), remarks
 

@@ -1,4 +1,4 @@
-"""The Deploy page: export a method to other engines, and import their configs."""
+"""The Deploy page: export a method to other engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from engine.interop import ENGINES, find_engine
-from engine.interop.export_files import Export, ImportedMethod
+from engine.interop.export_files import Export
 from engine.metrics import FORMULAS
 from playground.deploy import (
     ExportForm,
@@ -17,20 +17,15 @@ from playground.deploy import (
     ExportSource,
     exports_of,
     matrix,
-    method_yaml,
     offered_runs,
-    read_config,
-    use,
 )
 from playground.errors import Fault, attempt
 from playground.host.menu import Choices
 from playground.host.runner import EngineHost
 from playground.runs.settings import short
 from playground.web.address import link_params, switch_to
-from playground.web.forms import LATEST, RAW, RAW_LATEST, UNQUEUED, Updates
-from playground.web.generate import GeneratePage
-from playground.web.generate_form import uploaded_text
-from playground.web.results import HTML, Cell, download_of, sentence_html, show_fault_in, table_html
+from playground.web.forms import RAW, RAW_LATEST, UNQUEUED, Updates
+from playground.web.results import HTML, Cell, download_of, sentence_html, table_html
 
 TITLES = [(engine.title, engine.name) for engine in ENGINES.values()]
 MARKS = {"exact": ("✓", "good"), "with losses": ("~", "warn"), "not supported": ("✕", "dim")}
@@ -57,7 +52,6 @@ class DeployPage:
         with gr.Row(elem_id="pg-deploy"):
             with gr.Column(elem_id="pg-deploy-side", elem_classes="pg-side"):
                 self._export_form()
-                self._import_form()
             with gr.Column(scale=3, elem_id="pg-deploy-main"):
                 self._export_view()
         self.inputs = [self.of, self.target, self.engine, self.version, self.part]
@@ -79,25 +73,6 @@ class DeployPage:
                 [], value=None, label="Of this combination", visible=False, elem_id="pg-deploy-part"
             )
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
-
-    def _import_form(self) -> None:
-        hidden: dict[str, Any] = {"visible": False}
-        with gr.Group(elem_id="pg-deploy-reader"):
-            self.source = gr.Dropdown(TITLES, value="vllm", label="Import a config of")
-            self.paste = gr.Textbox(
-                label="Its file or command line",
-                lines=5,
-                max_lines=16,
-                placeholder="A command that starts the engine, or its config file.",
-                elem_id="pg-deploy-paste",
-            )
-            self.imported = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
-        self.yaml = code_view("pg-deploy-yaml", label="Method file", language="yaml")
-        with gr.Row(elem_id="pg-deploy-buttons"):
-            self.upload = gr.UploadButton("Open file", size="sm", min_width=90)
-            self.use = gr.Button(
-                "Use in Generate", variant="primary", size="sm", elem_id="pg-deploy-use", **hidden
-            )
 
     def _export_view(self) -> None:
         first = next(iter(ENGINES.values()))
@@ -151,29 +126,6 @@ class DeployPage:
         for event in exports:
             event.then(None, self.link, None, js=WRITE_LINK, **UNQUEUED)
         self.all.expand(lambda: method_table(self._catalog), None, self.table, **UNQUEUED)
-        gr.on(
-            [self.paste.change, self.source.input],
-            self._preview_import,
-            [self.source, self.paste],
-            [self.imported, self.yaml, self.use],
-            **LATEST,
-        )
-
-        @show_fault_in(self.imported, where="reading a config", render=_fault_html)
-        def open_file(path: str) -> Updates:
-            return {self.paste: uploaded_text(path)}
-
-        self.upload.upload(open_file, self.upload, [self.paste, self.imported], **UNQUEUED)
-
-    def listen_to_use(self, generate: GeneratePage) -> None:
-        """Use an imported config on the Generate page."""
-
-        @show_fault_in(self.imported, where="using a config", render=_fault_html)
-        def use_config(engine: Any, text: Any, target: Any) -> Updates:
-            return generate.open(*use(self._catalog, engine, str(text), target))
-
-        pasted = [self.source, self.paste, generate.target]
-        self.use.click(use_config, pasted, [self.imported, *generate.open_outputs], **UNQUEUED)
 
     # ---- export
 
@@ -256,21 +208,6 @@ class DeployPage:
         paths = [download_of(name, text) for name, text in files.items()]
         return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
 
-    def _preview_import(self, engine: Any, text: Any) -> Updates:
-        updates: Updates = {
-            part: gr.update(visible=False) for part in (self.imported, self.yaml, self.use)
-        }
-        if not isinstance(text, str) or not text.strip():
-            return updates
-        config = attempt(lambda: read_config(engine, text), where="reading a config")
-        if isinstance(config, Fault):
-            return updates | {self.imported: _fault_html(config)}
-        return updates | {
-            self.imported: html_update(imported_html(config)),
-            self.yaml: gr.Code(method_yaml(config.config, engine), visible=True),
-            self.use: gr.Button(visible=True),
-        }
-
 
 def code_view(elem_id: str, **options: Any) -> gr.Code:
     """A file view, hidden until there is a file."""
@@ -280,10 +217,6 @@ def code_view(elem_id: str, **options: Any) -> gr.Code:
 def html_update(text: str) -> Any:
     """An update of an HTML component, which is hidden if the text is empty."""
     return gr.HTML(value=text, visible=bool(text))
-
-
-def _fault_html(fault: Fault) -> Any:
-    return html_update(sentence_html(fault))
 
 
 def versions(engine: str) -> list[tuple[str, str]]:
@@ -314,7 +247,7 @@ MACROS: Any = HTML.from_string(
 {% for text, unit, formula in figures %}
 <span class="figure"><b>{{ text }}</b> {{ unit | term(formula) }}</span>
 {% endfor %}
-{% if target %}<p class="dim">{{ target }}</p>{% endif %}
+<p class="dim">on {{ target }}</p>
 <p class="settings">{% for name, value in changed(config).items() %}
 <span><i>{{ name }}</i> {{ value }}</span>
 {% else %}All settings at their defaults.{% endfor %}</p>
@@ -346,18 +279,7 @@ def source_html(source: ExportSource) -> str:
     """The exported method: its run's figures and the settings that differ from the defaults."""
     measured = (("mat", source.mat, 2, "MAT"), ("tok_s", source.tok_s, 1, "tok/s"))
     figures = [(f"{v:.{d}f}", unit, FORMULAS[n]) for n, v, d, unit in measured if v is not None]
-    return str(MACROS.about(source.title, source.config, figures, f"on {source.target}"))
-
-
-def imported_html(imported: ImportedMethod) -> str:
-    """The method of a pasted config, and the keys that were ignored."""
-    target = f"Its target was {imported.target}." if imported.target else ""
-    parts = [
-        MACROS.about(type(imported.config).title, imported.config, (), target),
-        MACROS.list("ignored", "Ignored: no effect on drafting", imported.ignored),
-        MACROS.list("note", "Notes", imported.notes),
-    ]
-    return "".join(map(str, parts))
+    return str(MACROS.about(source.title, source.config, figures, source.target))
 
 
 def method_table(catalog: Any) -> str:

@@ -12,6 +12,7 @@ import gradio as gr
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.interop import ENGINES
 from engine.interop.export_files import MAX_CHARS
 from engine.safe_text import read_text
 from playground.errors import Fault, attempt
@@ -37,6 +38,7 @@ from playground.web.results import show_fault_in
 from presets import MethodPreset
 from storage import RunDetail
 
+OWN_FORMAT = "A method file, or speculative_config of TensorRT-LLM or vLLM"
 SAMPLE = """speculative_config:
   decoding_type: NGram
   max_draft_len: 4"""
@@ -159,14 +161,20 @@ class GenerateForm:
 
 
 class MethodFile:
-    """A text box under the method picker; the file pasted or opened there fills the form."""
+    """A text box under the method picker; the config pasted or opened there fills the form."""
 
     def __init__(self) -> None:
         with gr.Accordion(
-            "Read a method file …", open=False, elem_id="pg-method-file", elem_classes="pg-group"
+            "Read a config …", open=False, elem_id="pg-method-file", elem_classes="pg-group"
         ):
+            self._engine = gr.Dropdown(
+                [(OWN_FORMAT, ""), *((engine.title, engine.name) for engine in ENGINES.values())],
+                value="",
+                label="Format",
+                elem_id="pg-method-file-format",
+            )
             self._text = gr.Textbox(
-                label="speculative_config of TensorRT-LLM or vLLM, or a method file of this page",
+                label="Its text, or the command that starts the engine",
                 lines=4,
                 max_lines=12,
                 placeholder=SAMPLE,
@@ -179,17 +187,17 @@ class MethodFile:
     def listen(
         self, target: gr.Dropdown, fill: Callable[[Any, MethodConfig], Any], outputs: Sequence[Any]
     ) -> None:
-        """Read the box whenever it changes.
+        """Read the box whenever it or the format changes.
 
         Args:
             fill: returns values of `outputs` for the picked target and a method's settings.
         """
 
         @show_fault_in(self._text, where="reading a method file", render=_remark)
-        def read(text: Any, picked: Any) -> Updates:
+        def read(text: Any, engine: Any, picked: Any) -> Updates:
             if not isinstance(text, str) or not text.strip():
                 return {self._text: _remark("")}
-            config, remarks = read_method(text)
+            config, remarks = read_method(text, engine)
             summary = f"Read as {type(config).title}; its settings are in the form below."
             summary = " ".join([summary, *(remark.removeprefix("note: ") for remark in remarks)])
             updates = dict(zip(outputs, fill(picked, config), strict=True))
@@ -200,7 +208,13 @@ class MethodFile:
             return {self._text: uploaded_text(path)}
 
         self._open.upload(read_file, self._open, self._text, **QUEUED)
-        self._text.change(read, [self._text, target], [self._text, *outputs], **RAW)
+        gr.on(
+            [self._text.change, self._engine.input],
+            read,
+            [self._text, self._engine, target],
+            [self._text, *outputs],
+            **RAW,
+        )
 
 
 def uploaded_text(path: object) -> str:

@@ -79,7 +79,6 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
             linked.listen_to_links(page)
         bench.listen(generate, tree, deploy)
         sweep.listen(generate)
-        deploy.listen_to_use(generate)
         tree.listen_to_use(generate, compare)
         generate.listen_to_search(bench)
         runs.open_run.listen_to_generate(generate, runs.message)

@@ -1,4 +1,4 @@
-"""The Deploy page in a real browser: from a run to a config, and from a config to a run."""
+"""From a run to a config on the Deploy page, and from a config to a run, in a real browser."""
 
 from __future__ import annotations
 
@@ -118,29 +118,27 @@ def test_engines_are_picked_by_keyboard_and_releases_change_the_files(page: Gene
     assert 'string_value: "{0}, {1}, {0, 0}' in file_text(page, "config.pbtxt")
 
 
-def test_a_config_is_opened_or_pasted_and_used_in_generate(
-    page: GeneratePage, served: Served, tmp_path: Path
-) -> None:
-    tab, file = opened(page), tmp_path / "config.json"
-    file.write_text('{"method": "suffix"}')
-    tab.locator("#pg-deploy-buttons input[type=file]").set_input_files(file)
-    tab.locator("#pg-deploy-found", has_text="Suffix").wait_for()
-    paste, found = tab.locator("#pg-deploy-paste textarea"), tab.locator("#pg-deploy-found")
-    paste.fill('{"method": "ngram"}')
-    found.locator(".faulty", has_text="num_speculative_tokens is missing").wait_for()
-    paste.fill('{"method": "ngram", "num_speculative_tokens": 5, "colour": 1}')
-    found.locator(".faulty", has_text="vLLM has no setting colour").wait_for()
-    paste.fill(
+def test_a_command_of_an_engine_is_pasted_and_run(page: GeneratePage, served: Served) -> None:
+    """On the Generate page; what is wrong in it, or ignored, stands at the box."""
+    tab, said = page.tab, ".pg-field-method_file{} .info-text"
+    tab.click("#pg-method-file button")
+    box = tab.locator("#pg-method-file-text textarea")
+    box.fill("vllm serve a/b --spec-method ngram --spec-tokens 5")
+    tab.locator(said.format(".faulty")).wait_for()
+    tab.click("#pg-method-file-format input")
+    tab.locator(LISTED, has_text="vLLM").last.click()
+    tab.locator(said.format(":not(.faulty)"), has_text="Its target was a/b.").wait_for()
+    box.fill('{"method": "ngram"}')
+    tab.locator(said.format(".faulty"), has_text="num_speculative_tokens is missing").wait_for()
+    box.fill('{"method": "ngram", "num_speculative_tokens": 5, "colour": 1}')
+    tab.locator(said.format(".faulty"), has_text="vLLM has no setting colour").wait_for()
+    box.fill(
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,'
         ' "enforce_eager": true}'
     )
-    found.locator(".ignored").wait_for()
-    assert "enforce_eager" in found.locator(".ignored").inner_text()
-    assert "max_draft_len: 5" in tab.locator("#pg-deploy-yaml .cm-content").inner_text()
-    tab.click("#pg-deploy-use")
-    tab.wait_for_selector("#pg-method-form .pg-field-max_matching_ngram_size")
-    box = tab.locator("#pg-method-form .pg-field-max_draft_len input").first
-    assert box.input_value() == "5"
+    tab.locator(said.format(":not(.faulty)"), has_text="ignored: enforce_eager").wait_for()
+    length = tab.locator("#pg-method-form .pg-field-max_draft_len input").first
+    assert length.input_value() == "5"
     page.short(12)
     page.generate("Use it.")
     stored = served.log.get(str(served.host.runs.all()[-1].log_id))
@@ -165,10 +163,6 @@ def test_all_methods_in_all_engines_fit(chromium: Any, served: Served, shots: Pa
         tab = page.tab
         assert "owner/heads" in file_text(page, "serve.sh")
         assert tab.input_value("#pg-deploy-version input").startswith("0.32")
-        tab.locator("#pg-deploy-paste textarea").fill(
-            '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "revision": "a"}'
-        )
-        tab.wait_for_selector("#pg-deploy-found .ignored")
         tab.click("#pg-deploy-all button")
         rows = tab.locator("#pg-deploy-table tbody tr")
         rows.first.wait_for()

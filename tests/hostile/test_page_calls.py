@@ -209,7 +209,7 @@ def test_every_hostile_file_is_a_sentence(page: Page) -> None:
             given = {"path": path, "orig_name": Path(path).name, "meta": meta}
             for value in (given, [given]):
                 page.listener(takers[taker], 0, value)
-        page.listener(takers["open_file"], 0, given)
+        page.listener(takers["read_file"], 0, given)
 
 
 def encoded(text: str | bytes) -> bytes:

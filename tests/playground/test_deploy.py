@@ -25,10 +25,10 @@ from playground.deploy import (
     method_yaml,
     model_name,
     offered_runs,
-    use,
 )
+from playground.experiments.forms import closest_method
 from playground.host.catalog import Catalog
-from playground.host.methods import choose_method
+from playground.host.methods import choose_method, read_method
 from playground.host.runner import EngineHost
 from playground.web.address import tab_switch
 from playground.web.deploy import DeployPage, engine_choice, verdict_html
@@ -112,17 +112,14 @@ def test_every_preset_survives_its_method_file(tmp_path: Path) -> None:
         assert choose_method(str(file)) == preset.config, name
 
 
-def test_used_in_generate_needs_a_target_that_fits(shipped: Catalog) -> None:
-    ngram = '{"method": "ngram", "num_speculative_tokens": 5}'
-    assert use(shipped, "vllm", ngram, "qwen3-8b") == (
-        "qwen3-8b",
-        "type:NGram",
-        {"max_draft_len": 5, "max_matching_ngram_size": 5},
-    )
-    mtp = '{"method": "mtp", "num_speculative_tokens": 1}'
-    with pytest.raises(ConfigError, match="MTP does not fit the target qwen3-8b"):
-        use(shipped, "vllm", mtp, "qwen3-8b")
-    assert use(shipped, "vllm", mtp, "deepseek-v3")[1] == "type:MTP"
+def test_an_imported_config_needs_a_target_that_fits(shipped: Catalog) -> None:
+    ngram, _ = read_method('{"method": "ngram", "num_speculative_tokens": 5}', "vllm")
+    key = closest_method(shipped, ngram, "qwen3-8b")
+    assert shipped.method(key).config.decoding_type == "NGram"
+    mtp, _ = read_method('{"method": "mtp", "num_speculative_tokens": 1}', "vllm")
+    with pytest.raises(ConfigError, match="MTP is not offered for the target qwen3-8b"):
+        closest_method(shipped, mtp, "qwen3-8b")
+    assert shipped.method(closest_method(shipped, mtp, "deepseek-v3")).target == "deepseek-v3"
 
 
 def test_the_embedded_target_is_a_gguf_file_which_is_said_once(
