@@ -31,8 +31,8 @@ TITLES = [(engine.title, engine.name) for engine in ENGINES.values()]
 MARKS = {"exact": ("✓", "good"), "with losses": ("~", "warn"), "not supported": ("✕", "dim")}
 """Sign and CSS class of every verdict."""
 LEGEND = "✓ complete · ~ with losses · ✕ not supported; default releases, default settings."
-FIRST_FILES, MAX_FILES = 2, 8
-"""Number of files shown at once, and of all files."""
+FIRST_FILES, MAX_FILES = 2, 9
+"""Number of files shown at once, and of all files of the largest export."""
 LANGUAGES: dict[str, Any] = {".json": "json", ".yaml": "yaml", ".sh": "shell", ".py": "python"}
 """Languages to highlight, by the ending of a file's name."""
 WRITE_LINK = """(query) => {

@@ -31,7 +31,7 @@ from playground.host.catalog import Catalog
 from playground.host.methods import choose_method, read_method
 from playground.host.runner import EngineHost
 from playground.web.address import tab_switch
-from playground.web.deploy import DeployPage, engine_choice, verdict_html
+from playground.web.deploy import MAX_FILES, DeployPage, engine_choice, verdict_html
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.serving import built
@@ -103,6 +103,11 @@ def test_the_table_has_every_method_and_tells_each_refusal(shipped: Catalog) -> 
         for cell in cells:
             assert cell.verdict == "exact" or cell.refusal or cell.warnings
             assert not any("is not set" in text for text in (cell.refusal, *cell.warnings))
+
+
+def test_every_file_of_an_export_has_a_view(shipped: Catalog) -> None:
+    exports = [export for _, cells in matrix(shipped) for export in cells]
+    assert max(len(export.files) for export in exports) <= MAX_FILES
 
 
 def test_every_preset_survives_its_method_file(tmp_path: Path) -> None:
