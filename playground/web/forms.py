@@ -137,7 +137,7 @@ class SettingsForm:
             removed by the user.
         values: a `FormValues` as JSON, by group and control; besides, the form's `method`, and of
             every group its name and `method`.
-        tree: a choice tree to edit on the Tree page, and the method's key if it is known.
+        tree: a choice tree to edit on the Tree page, and the method's key.
     """
 
     def __init__(

@@ -85,13 +85,13 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
         compare.prompts.follow(generate.panel)
         for panel in (generate.panel, runs.open_run.panel):
             compare.listen_to_runs(panel)
-        for target, picker, form in (
-            (generate.target, generate.method, generate.form),
-            (compare.target, None, compare.form),
-            (bench.target, None, bench.configurations.form),
-            (sweep.target, sweep.method, sweep.form),
+        for form, target in (
+            (generate.form, generate.target),
+            (compare.form, compare.target),
+            (bench.configurations.form, bench.target),
+            (sweep.form, sweep.target),
         ):
-            tree.listen_to_forms(target, picker, form)
+            tree.listen_to_form(form, target)
         pickers = [one.target for one in (compare, bench, sweep, deploy, train)]
         generate.listen_to_opener(page, pickers)
         drafting = [(one.target, one.configurations.adder) for one in (compare, bench)]

@@ -15,8 +15,6 @@ from playground.web.address import link_params, switch_to
 from playground.web.components import module_component, server_function, static_text
 from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates, on_fault
 
-LINK_CHARS = 80_000
-
 
 class TreePage:
     """Component and listeners of the page.
@@ -72,18 +70,15 @@ class TreePage:
         outputs = dict.fromkeys([*generate.open_outputs, *compare.open_outputs])
         self.component.use(use, None, list(outputs), **UNQUEUED)
 
-    def listen_to_forms(self, target: Any, method: Any, form: SettingsForm) -> None:
-        """Open the choice tree of a form; `method`: picker of the form's method, if it has one."""
+    def listen_to_form(self, form: SettingsForm, target: gr.Dropdown) -> None:
+        """Open the choice tree of a form."""
 
-        def show(choice: Any, target: Any, *picked: Any) -> Updates:
-            choice = choice if isinstance(choice, dict) else {}
-            method = picked[0] if picked else choice.get("method")
-            link = {"tree": choice.get("tree"), "method": method, "target": target}
-            opened = read_link({name: str(value) for name, value in link.items() if value})
-            return {self.tabs: gr.skip()} if opened is None else self.open(**opened)
+        def show(choice: Any, target: Any) -> Updates:
+            choice = {**choice, "target": target} if isinstance(choice, dict) else {}
+            link = read_link({name: str(value) for name, value in choice.items() if value})
+            return {self.tabs: gr.skip()} if link is None else self.open(**link)
 
-        pickers = [target] if method is None else [target, method]
-        form.tree.change(show, [form.tree, *pickers], self.open_outputs, **RAW)
+        form.tree.change(show, [form.tree, target], self.open_outputs, **RAW)
 
 
 def _link_value(link: dict[str, str]) -> dict[str, Any]:
@@ -93,8 +88,5 @@ def _link_value(link: dict[str, str]) -> dict[str, Any]:
 def read_link(params: Mapping[str, str]) -> dict[str, str] | None:
     """The tree in a URL's parameters; None if they open another page."""
     link = link_params("tree", params)
-    tree = link.get("tree")
-    if not tree:
-        return None
-    link = {name: link.get(name, "")[:200] for name in ("method", "target")}
-    return {**link, "tree": tree[:LINK_CHARS]}
+    names = ("tree", "method", "target")
+    return {name: link.get(name, "") for name in names} if link.get("tree") else None
