@@ -12,7 +12,7 @@ from pydantic import Field
 from engine.config import Settings
 from engine.drafters.method import ChoiceLimits
 from engine.errors import ConfigError
-from engine.tree import MAX_NODES
+from engine.tree import MAX_NODES, ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, BestTree, best_trees, fastest_trees
 from playground.experiments.forms import closest_method
@@ -65,6 +65,11 @@ class TreeRequest(Settings):
         if value is None:
             raise ConfigError(f"{field} is missing. Pick one from the list.")
         return value
+
+    @property
+    def choices(self) -> ChoiceTree:
+        """The tree. Raises TreeError: it is not one."""
+        return ChoiceTree.parse(self.tree, form="candidates")
 
 
 class TreeEditor:
@@ -171,13 +176,12 @@ class TreeEditor:
 
     def write(self, request: TreeRequest) -> dict[str, Any]:
         kind = self._method(request).config.decoding_type if request.method else "Medusa"
-        return files.write_text(files.read_paths(request.tree), request.format, decoding_type=kind)
+        return files.write_text(request.choices, request.format, decoding_type=kind)
 
     def save(self, request: TreeRequest) -> dict[str, Any]:
         """Keep a tree under a name."""
-        tree = files.read_paths(request.tree)
         title = self._method(request).title if request.method else ""
-        name = files.save_tree(self._log, request.name, tree, title)
+        name = files.save_tree(self._log, request.name, request.choices, title)
         return {"text": f"Saved as {name}.", "trees": files.tree_rows(self._log)}
 
     def forget(self, request: TreeRequest) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from engine.drafters.method import ChoiceLimits
 from engine.errors import ConfigError, TreeError
 from engine.interop.trees import FORMATS, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
-from engine.tree import MAX_NODES, ChoiceTree
+from engine.tree import ChoiceTree
 from presets.reading import parse_yaml
 from storage import RunLog
 
@@ -34,13 +34,6 @@ NOTES = {
 SUFFIXES = dict(yaml="yaml", sequoia="json", buffers="json")
 TITLES = {name: title for name, (title, _) in FORMATS.items()}
 """Of the formats."""
-
-
-def read_paths(raw: object) -> ChoiceTree:
-    """A tree from the page's lists of ranks. Raises TreeError: it is not a tree."""
-    if not isinstance(raw, list) or len(raw) > MAX_NODES:
-        raise TreeError(f"The tree must be a list of at most {MAX_NODES} paths.")
-    return ChoiceTree.parse(raw, form="candidates")
 
 
 def read_text(raw: str, limits: ChoiceLimits) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from playground.host.catalog import Catalog
 from playground.host.menu import GROUPS, Choices
-from playground.trees.files import read_paths
 
 Kind = Literal["tree", "dynamic", "chain"]
 """A choice tree that the user edits, a tree that the drafter builds, or a chain."""
@@ -64,7 +63,7 @@ class TreeMethod:
         Raises ConfigError: the method refuses the tree, or a setting is not one of the tree's.
         """
         if self.kind != "dynamic":
-            return self.config.with_tree(read_paths(tree))
+            return self.config.with_tree(ChoiceTree.parse(tree, form="candidates"))
         for name in settings or {}:
             if name not in DYNAMIC_FIELDS:
                 allowed = ", ".join(DYNAMIC_FIELDS)

@@ -278,10 +278,10 @@ def test_saved_trees_join_the_menu_and_leave_it(editor: Page) -> None:
         ("curve", {**MEDUSA, "max_depth": 0}, "max_depth must be greater than or equal to 1"),
         ("curve", {**MEDUSA, "max_width": 0}, "max_width must be greater than or equal to 1"),
         ("write", {"tree": DOCUMENTED, "format": "pdf"}, "format must be one of"),
-        ("write", {"tree": [[0]] * 2000, "format": "lists"}, "at most 1024"),
+        ("write", {"tree": [[rank] for rank in range(2000)], "format": "lists"}, "at most 1024"),
         ("save", {"tree": DOCUMENTED, "name": " "}, "name must have 1 to 80"),
         ("measure", {**MEDUSA, "kind": "speed", "tab": "t"}, "kind must be 'latency'"),
-        ("measure", {**MEDUSA, "kind": "runs", "tab": "t"}, "must be a list of at most"),
+        ("measure", {**MEDUSA, "kind": "runs", "tab": "t"}, "must list paths"),
         (
             "measure",
             {"target": "tiny", "method": "eagle2", "kind": "runs", "tab": "t", "source": "x",
