@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from engine.config import Settings
-from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.model.sources import Shipped, TargetSpec
@@ -85,22 +84,11 @@ class TreePreset(Settings):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     title: str
     description: str = ""
-    methods: tuple[str, ...] = Field(
-        strict=False, min_length=1, description="decoding types that it is for"
-    )
     candidates: ChoicePaths
     source: str = Field("", description="where it was published, or how it was fitted")
     measured: dict[str, str | int | float] | None = Field(
         None, description="of a fitted tree: target, drafter, texts, and the MAT over them"
     )
-
-    @field_validator("methods")
-    @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name not in decoding_types():
-                raise ValueError(f"methods must name decoding types, got {name!r:.80}")
-        return value
 
     @property
     def tree(self) -> ChoiceTree:
