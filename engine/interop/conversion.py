@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -21,27 +21,21 @@ from engine.interop.export_files import Files, Version
 from engine.interop.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
 from engine.tree import ChoiceTree
 
-_EXACT = "{title} verifies exactly: fewer tokens are accepted."
-_IN_CHECKPOINT = "{title} reads it from the checkpoint."
-_ONLY_TYPICAL = "It only matters with typical acceptance."
 REASONS = {
-    "acceptance": _EXACT,
+    "acceptance use_relaxed_acceptance_for_thinking": "{title} verifies exactly: fewer tokens are "
+    "accepted.",
     "drafting": "It always drafts as much as is set; here that is the maximum.",
     "confidence_threshold": "{title} always drafts the full length.",
     "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
     "global_pool_size": "It counts tokens; {title} counts requests.",
-    "mask_token_id": _IN_CHECKPOINT,
-    "num_medusa_heads": _IN_CHECKPOINT,
+    "mask_token_id num_medusa_heads target_layer_ids": "{title} reads it from the checkpoint.",
     "pool_from_text": "{title} also fills its pool from the prompt.",
-    "posterior_alpha": _ONLY_TYPICAL,
-    "posterior_threshold": _ONLY_TYPICAL,
-    "target_layer_ids": _IN_CHECKPOINT,
-    "use_relaxed_acceptance_for_thinking": _EXACT,
+    "posterior_alpha posterior_threshold": "It only matters with typical acceptance.",
     "vocabulary": "{title} wants a draft model of the target's vocabulary.",
     "use_dynamic_tree": "{title} drafts the most probable token at each position.",
     "use_tree_spec": "{title} verifies one path, not a tree.",
 }
-"""Reasons added to the warning that a setting is dropped."""
+"""By settings, separated by blanks, the reason added to the warning that they are dropped."""
 
 
 @dataclass
@@ -126,8 +120,7 @@ class Writer:
 
     def nested(self, config: MethodConfig) -> Writer:
         """A writer for a method inside this one, which shares its notes and warnings."""
-        shared = (self.engine, config, self.target, self.version, self.resolve)
-        return Writer(*shared, self.notes, self.warnings)
+        return replace(self, config=config, used=set())
 
     def finish(self, prefix: str = "") -> None:
         """Warn of every unwritten setting that has an effect and differs from its default."""
@@ -138,9 +131,10 @@ class Writer:
                 continue
             text = json.dumps(value) if isinstance(value, bool | str) else str(value)
             text = text if len(text) <= 60 else text[:57] + "..."
-            reason = self.engine.reasons.get(name) or REASONS.get(name, "").format(title=title)
+            reasons = {**self.engine.reasons, **REASONS}.items()
+            reason = next((text for names, text in reasons if name in names.split()), "")
             dropped = f"{prefix}{name}={text} has no counterpart in {title} and is dropped."
-            self.warnings.append(f"{dropped} {reason}".rstrip())
+            self.warnings.append(f"{dropped} {reason.format(title=title)}".rstrip())
 
 
 @dataclass

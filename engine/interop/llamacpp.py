@@ -186,10 +186,9 @@ NGRAM = (
         lambda c: (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool) != SIMPLE_RULES,
     ),
 )
-FIXED = dict.fromkeys(
-    ("eagle3_layers_to_capture", "mask_token_id", "target_layer_ids"),
-    "The conversion to GGUF fixes it.",
-)
+FIXED = {
+    "eagle3_layers_to_capture mask_token_id target_layer_ids": "The conversion to GGUF fixes it."
+}
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
 MOD_NOTE = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
 GGUF_NOTE = (

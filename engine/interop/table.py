@@ -262,7 +262,7 @@ class Engine:
         parse: text → values, and the target if it names one.
         find_method: values → one of its methods.
         rows: refused and ignored keys of every method.
-        reasons: why a setting has no counterpart, overriding `conversion.REASONS`.
+        reasons: why settings have no counterpart, overriding `conversion.REASONS`.
         hybrid: a note on drafting for targets with recurrent layers.
     """
 
