@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 import gradio as gr
@@ -33,8 +32,6 @@ MARKS = {"exact": ("✓", "good"), "with losses": ("~", "warn"), "not supported"
 LEGEND = "✓ complete · ~ with losses · ✕ not supported; default releases, default settings."
 FIRST_FILES, MAX_FILES = 2, 9
 """Number of files shown at once, and of all files of the largest export."""
-LANGUAGES: dict[str, Any] = {".json": "json", ".yaml": "yaml", ".sh": "shell", ".py": "python"}
-"""Languages to highlight, by the ending of a file's name."""
 WRITE_LINK = """(query) => {
   if (!query?.startsWith("deploy=")) return;
   const params = Object.fromEntries(new URLSearchParams(query));
@@ -201,8 +198,7 @@ class DeployPage:
         """Updates of the file views and of the download of all files."""
         updates: Updates = {code: gr.Code(value="", visible=False) for code in self.files}
         for code, (name, text) in zip(self.files, files.items(), strict=False):
-            language = LANGUAGES.get(PurePath(name).suffix)
-            updates[code] = gr.Code(text, language, label=name, visible=True)
+            updates[code] = gr.Code(text, label=name, visible=True)
         more = list(files)[FIRST_FILES:]
         updates[self.more] = gr.Accordion(label=", ".join(more), visible=bool(more))
         paths = [download_of(name, text) for name, text in files.items()]
