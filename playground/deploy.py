@@ -255,7 +255,7 @@ def export_source(
     spec, warning = _spec_of(source.target, resolve), gguf_warning(source, resolve)
     target = source.target if spec is None else _loadable(spec)
 
-    def named(name: str) -> str:
+    def loadable_name(name: str) -> str:
         loaded = model_name(name, resolve)
         original = engine not in LOAD_GGUF and _is_gguf(name, resolve)
         return _original_weights(loaded) if original else loaded
@@ -263,9 +263,9 @@ def export_source(
     return export_method(
         source.config,
         find_engine(engine),
-        target=named(source.target),
+        target=loadable_name(source.target),
         version=version,
-        resolve=named,
+        resolve=loadable_name,
         notes=_target_notes(spec, target),
         hybrid=spec is not None and spec.recurrent,
         warnings=(warning,) if warning and engine not in LOAD_GGUF else (),

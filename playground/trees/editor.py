@@ -40,7 +40,7 @@ class TreeRequest(Settings):
     target: Id | None = None
     method: Id | None = None
     source: Id | None = None
-    wanted: Id | None = None
+    pick: Id | None = None
     category: str | None = None
     max_depth: int | None = Field(None, ge=1, le=MAX_NODES)
     max_width: int | None = Field(None, ge=1, le=MAX_NODES)
@@ -104,7 +104,7 @@ class TreeEditor:
     def sources(self, request: TreeRequest) -> dict[str, Any]:
         """The rank tables of a method on a target, and the texts that one can be measured over."""
         method = self._method(request)
-        rows, pick = self._sources.rows(method, request.wanted)
+        rows, pick = self._sources.rows(method, request.pick)
         limits = method.limits()
         return {
             "sources": rows,
@@ -248,11 +248,11 @@ def read_tree_choice(catalog: Catalog, raw: Mapping[str, Any]) -> tuple[str, str
 
     Raises ConfigError: the method is not offered for the target, or refuses the tree.
     """
-    sent = TreeRequest.parse(raw, where="the tree page")
-    method = tree_method(catalog, sent.method, sent.target)
-    config = method.edited(sent.tree, sent.settings)
-    if sent.weights and getattr(config, "speculative_model", "") is None:
-        config = config.replace(speculative_model=sent.weights)
+    request = TreeRequest.parse(raw, where="the tree page")
+    method = tree_method(catalog, request.method, request.target)
+    config = method.edited(request.tree, request.settings)
+    if request.weights and getattr(config, "speculative_model", "") is None:
+        config = config.replace(speculative_model=request.weights)
     key = closest_method(catalog, config, method.target)
     own = catalog.method(key).config.model_dump()
     changed = {name: value for name, value in config.model_dump().items() if value != own[name]}

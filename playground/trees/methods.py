@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -112,8 +113,6 @@ def method_rows(catalog: Catalog, target: str, choices: Choices) -> list[dict[st
     """Rows of the methods of a target's menu that can be tuned on the Tree page."""
     rows = []
     for label, key in choices:
-        entry = catalog.method(key)
-        method = TreeMethod(key, entry.title, entry.config, target, catalog.locate)
-        if method.kind is not None:
-            rows.append(method.row(label))
+        with suppress(ConfigError):  # it drafts neither trees nor chains
+            rows.append(tree_method(catalog, key, target).row(label))
     return rows

@@ -208,8 +208,8 @@ def runs_with(log: RunLog, config: MethodConfig, target: str) -> dict[str, Any]:
     settings = _effective_settings(config)
     kind = config.decoding_type
     query = RunQuery(target=target, decoding_type=kind, status="completed", limit=MAX_SEARCHED_RUNS)
-    mine = (r for r in log.rows(query) if is_greedy(r) and _settings_of(r) == settings)
-    rows = [_row(run) for run in islice(mine, MAX_LISTED_RUNS)]
+    matching = (r for r in log.rows(query) if is_greedy(r) and _settings_of(r) == settings)
+    rows = [_row(run) for run in islice(matching, MAX_LISTED_RUNS)]
     text = "" if rows else "No greedy run with these settings is among the newest of the log."
     return {"runs": rows, "text": text}
 
@@ -298,10 +298,10 @@ def drafts_of(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict
     settings = next(iter(sorted(configs.values(), key=lambda own: own.drafting != "as set")), None)
     if settings is None:
         return None
-    mine = [run_id for run_id, own in configs.items() if own == settings]
-    row = drafted_row(step for run_id in mine for step in log.steps(run_id))
+    matching = [run_id for run_id, own in configs.items() if own == settings]
+    row = drafted_row(step for run_id in matching for step in log.steps(run_id))
     if row is None:
         return None
-    runs = f"{len(mine)} runs" if len(mine) != 1 else "one run"
+    runs = f"{len(matching)} runs" if len(matching) != 1 else "one run"
     how = " as set" if settings.drafting == "as set" else ", as much as paid (drafting: auto)"
     return {**row, "text": f"Drafted{how} by {runs} in {row['steps']} steps."}

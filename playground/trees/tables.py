@@ -124,8 +124,8 @@ def save_table(
 
 def find_tables(log: RunLog, *, target: str, config: MethodConfig) -> list[Artifact]:
     """Stored tables of a method with these weights, whatever its tree."""
-    made_for = {"target": target, "method": method_key(config)}
-    return [one for one in log.artifacts.find(KIND) if made_for.items() <= one.key.items()]
+    key = {"target": target, "method": method_key(config)}
+    return [one for one in log.artifacts.find(KIND) if key.items() <= one.key.items()]
 
 
 # ---- for the page: packed tables for its replay, and example steps as text
@@ -159,13 +159,13 @@ def _chains(table: RankTable) -> list[dict[str, Any]]:
     for length, (roots, accepted, drafted) in sorted(table.chains.items()):
         categories = names[text_of[roots]]
         for name in dict.fromkeys(table.categories):
-            mine = categories == name
+            in_category = categories == name
             rows.append(
                 {
                     "length": length,
                     "category": name,
-                    "ends": np.bincount(accepted[mine], minlength=1).tolist(),
-                    "drafted": np.bincount(drafted[mine], minlength=1).tolist(),
+                    "ends": np.bincount(accepted[in_category], minlength=1).tolist(),
+                    "drafted": np.bincount(drafted[in_category], minlength=1).tolist(),
                 }
             )
     return rows

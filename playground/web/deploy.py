@@ -266,9 +266,9 @@ def verdict_html(exports: Exports) -> str:
     if export.refusal:
         return str(MACROS.refusal(export))
     alone = f"No engine runs this combination as it is. Below is {part}; choose a part on the left."
-    told = sentence_html(alone) if exports.chosen else ""
+    hint = sentence_html(alone) if exports.chosen else ""
     own = [one for one in export.warnings if one != exports.gguf]
-    return told + str(MACROS.list("warning", "What changes in this engine", own))
+    return hint + str(MACROS.list("warning", "What changes in this engine", own))
 
 
 def source_html(source: ExportSource) -> str:

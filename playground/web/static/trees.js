@@ -49,15 +49,15 @@ export function pannable(view, zoom, wheelZooms = () => false) {
     event.preventDefault();
     zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, event);
   }, { passive: false });
-  let held = null;
+  let dragStart = null;
   view.addEventListener("pointerdown", ({ target, button, pointerType, clientX, clientY }) => {
     const onNode = /** @type {Element} */ (target).closest("[role=treeitem]");
-    held = button || pointerType === "touch" || onNode ? null
+    dragStart = button || pointerType === "touch" || onNode ? null
       : { x: clientX + view.scrollLeft, y: clientY + view.scrollTop };
   });
   view.addEventListener("pointermove", ({ clientX, clientY, buttons }) => {
-    if (!buttons) held = null;
-    if (held) view.scrollTo(held.x - clientX, held.y - clientY);
+    if (!buttons) dragStart = null;
+    if (dragStart) view.scrollTo(dragStart.x - clientX, dragStart.y - clientY);
   });
 }
 

@@ -362,7 +362,7 @@ class MaskCard extends Card {
 class RunsCard extends Card {
   constructor(editor) {
     super(editor, "runs");
-    this.job = new Job(editor, "runs", () => ({ kind: "runs", ...this.wanted() }), ({ drafted }) => {
+    this.job = new Job(editor, "runs", () => ({ kind: "runs", ...this.request() }), ({ drafted }) => {
       editor.cards.dynamic.take(drafted);
       this.onTreeEdit();
     });
@@ -371,7 +371,7 @@ class RunsCard extends Card {
     onShown(this.host, this.onTreeEdit);
   }
 
-  wanted() {
+  request() {
     const { editor } = this;
     return { tree: editor.tree.paths, settings: editor.cards.dynamic.settings() };
   }
@@ -379,7 +379,7 @@ class RunsCard extends Card {
   async fetch() {
     const { editor } = this;
     if (!editor.method || !this.host.isConnected) return;
-    const answer = await this.latest(editor.ask("measured", this.wanted()));
+    const answer = await this.latest(editor.ask("measured", this.request()));
     if (!answer) return;
     this.state.replaceChildren(answer.error ?? (answer.runs.length ? this.table(answer.runs)
       : answer.text));

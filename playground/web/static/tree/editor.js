@@ -86,14 +86,14 @@ export class TreeEditor {
       const tool = target.closest("[data-tool]")?.dataset.tool;
       if (tool in commands) commands[tool](); else if (tool) this.act(tool, this.at);
     });
-    const picked = {
+    const onPick = {
       target: (key) => pickers.pickTarget(key), method: (key) => pickers.pickMethod(key),
       source: (id) => pickers.pickSource(id),
       category: (name) => { this.category = name; this.changedTable(); },
       preset: (place) => files.openPreset(place), format: () => files.write(),
     };
     for (const [name, select] of Object.entries(menus)) {
-      select.addEventListener("change", () => picked[name](select.value));
+      select.addEventListener("change", () => onPick[name](select.value));
     }
     // On the document, because after a click beside the controls nothing in the editor has the focus.
     document.addEventListener("keydown", (event) => this.shortcut(event));
@@ -180,13 +180,13 @@ export class TreeEditor {
     const { tree, ghost, drafted } = this;
     this.now = drafted ? draftedFigures(drafted, this.speed) : this.figuresOf(tree);
     this.facts = drafted ? draftedFacts(drafted) : factsOf(tree, this.now.replay, this.table);
-    const drawn = ghost ? Choices.closed([...tree.paths, ...ghost.paths]) : tree;
-    if (!drawn.has(this.at)) this.at = "";
+    const shownTree = ghost ? Choices.closed([...tree.paths, ...ghost.paths]) : tree;
+    if (!shownTree.has(this.at)) this.at = "";
     const mark = (key) => !ghost ? "" : !tree.has(key) ? "add" : !ghost.has(key) ? "drop" : "";
-    this.view.render({ tree: drawn, mark, collapsed: this.collapsed, selected: this.at,
+    this.view.render({ tree: shownTree, mark, collapsed: this.collapsed, selected: this.at,
       facts: this.facts, rates: this.now.rates });
     this.figures.show(this.now, this.startFigures);
-    this.describe(drawn.has(this.hovered) ? this.hovered : this.at);
+    this.describe(shownTree.has(this.hovered) ? this.hovered : this.at);
     this.parts.hint.textContent = this.limitsHint();
     const fixed = this.isDynamic || this.at === "";
     const off = { undo: !this.history.can(-1), redo: !this.history.can(1), child: this.isDynamic,
@@ -360,7 +360,7 @@ export function mount({ element, props, server, trigger, watch }) {
 
   const openNew = (isFirst = false) => pickers.whileBusy(async () => {
     const { rev = null, link = null } = props.value ?? {};
-    if (!isFirst && (rev === openedRev || !link || !pickers.offered.targets.length)) return;
+    if (!isFirst && (rev === openedRev || !link || !pickers.choices.targets.length)) return;
     openedRev = rev;
     await pickers.pickTarget(link?.target || pickers.target, link);
     await editor.openLink(link);

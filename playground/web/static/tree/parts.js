@@ -102,7 +102,7 @@ export class Job {
 
 // A small line chart, drawn here and not in Python so that it follows every edit without a round trip.
 export class Chart {
-  /** @type {any} */ drawn = null;
+  /** @type {any} */ content = null;
   /** @type {any} */ plotly = null;
   draw = perFrame(() => this.react());
 
@@ -121,7 +121,7 @@ export class Chart {
 
   // lines: [{ name, x, y, colour, axis: 1 | 2, mode }], axes: { x, y, y2 } titles.
   show(lines, axes, note) {
-    this.drawn = { lines, axes };
+    this.content = { lines, axes };
     this.note.textContent = note;
     this.draw();
   }
@@ -138,7 +138,7 @@ export class Chart {
   }
 
   async react() {
-    if (!this.drawn) return;
+    if (!this.content) return;
     try {
       await import(new URL("../plotly.min.js", import.meta.url).href);
       if (this.plot.isConnected) await this.update(Reflect.get(window, "Plotly"));
@@ -150,7 +150,7 @@ export class Chart {
   async update(plotly) {
     const styles = getComputedStyle(this.host);
     const colour = (name) => styles.getPropertyValue(name).trim();
-    const { lines, axes } = this.drawn, line = colour("--pg-line");
+    const { lines, axes } = this.content, line = colour("--pg-line");
     const axis = (title, more) => ({ title: { text: title, standoff: 6 }, zeroline: false,
       gridcolor: line, linecolor: line, tickfont: { size: 10 }, rangemode: "tozero",
       automargin: true, ...more });

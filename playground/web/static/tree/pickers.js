@@ -4,7 +4,7 @@ import { unpackTable } from "./replay.js";
 
 export class TreePickers {
   // targets: [{ key, title }]; methods: { target: [{ key, title, group, kind, … }] }
-  /** @type {any} */ offered = { targets: [], methods: {} };
+  /** @type {any} */ choices = { targets: [], methods: {} };
   target = null;
   sources = [];
   numPending = 0;
@@ -20,11 +20,11 @@ export class TreePickers {
       : editor.menus.source.value));
   }
 
-  get methods() { return this.offered.methods[this.target ?? ""] ?? []; }
+  get methods() { return this.choices.methods[this.target ?? ""] ?? []; }
 
-  fill(offered) {
-    this.offered = offered;
-    fillMenu(this.editor.menus.target, offered.targets.map(({ key, title }) => [key, title]));
+  fill(choices) {
+    this.choices = choices;
+    fillMenu(this.editor.menus.target, choices.targets.map(({ key, title }) => [key, title]));
   }
 
   // Marks the bar as busy until the work has finished.
@@ -42,7 +42,7 @@ export class TreePickers {
 
   // link: a method to pick if it is available, and a benchmark whose texts to replay on.
   pickTarget(wanted, /** @type {Record<string, any> | null} */ link = null) {
-    const { targets } = this.offered;
+    const { targets } = this.choices;
     this.target = (targets.find(({ key }) => key === wanted) ?? targets[0])?.key ?? null;
     this.editor.menus.target.value = this.target ?? "";
     const { methods } = this;
@@ -52,18 +52,18 @@ export class TreePickers {
     return this.pickMethod(method?.key, link?.benchmark ? `benchmark:${link.benchmark}` : null);
   }
 
-  pickMethod(key, /** @type {string | null} */ wanted = null) {
+  pickMethod(key, /** @type {string | null} */ sourceId = null) {
     this.editor.menus.method.value = key ?? "";
     this.editor.adoptMethod(this.methods.find((one) => one.key === key) ?? null);
     this.showState("looking for rank tables \u2026");
-    return this.fetchSources(wanted);
+    return this.fetchSources(sourceId);
   }
 
-  fetchSources(wanted) {
+  fetchSources(sourceId) {
     return this.whileBusy(async () => {
       const { editor, editor: { method, menus } } = this;
       const answer = await this.newestSources(
-        method ? editor.ask("sources", { wanted }) : { sources: [] });
+        method ? editor.ask("sources", { pick: sourceId }) : { sources: [] });
       if (!answer) return;
       editor.showAlert(answer.error ?? null);
       this.sources = answer.sources ?? [];
@@ -72,10 +72,10 @@ export class TreePickers {
       if (method) method.limits = answer.limits ?? method.limits;
       fillMenu(menus.source, this.sources.length
         ? this.sources.map((one) => [one.id, one.title, one.group]) : [["", "nothing yet"]]);
-      const pick = this.sources.find((one) => one.id === (answer.pick ?? wanted))
+      const source = this.sources.find((one) => one.id === (answer.pick ?? sourceId))
         ?? this.sources.find((one) => one.ready) ?? this.sources[0];
-      menus.source.value = pick?.id ?? "";
-      await this.pickSource(pick?.id);
+      menus.source.value = source?.id ?? "";
+      await this.pickSource(source?.id);
     });
   }
 

@@ -130,7 +130,7 @@ export class TreeView {
 
   place({ group, circle, label, edge }, item, { tree, mark, collapsed, selected, facts }) {
     const { key, x, y } = item;
-    const { size, share, known, text, label: written } = facts(key);
+    const { size, share, known, text, label: caption } = facts(key);
     const radius = key === "" ? 8 : MIN_RADIUS + (MAX_RADIUS - MIN_RADIUS) * size;
     const siblings = key === "" ? [""] : tree.childrenOf(parentOf(key));
     change(group, {
@@ -146,7 +146,7 @@ export class TreeView {
     // Beside the incoming edge, so that outgoing edges stay visible.
     const far = radius + 4;
     change(label, item.folded ? { x: far, y: 0, class: "label folded", text: `+${item.folded}` }
-      : { x: 1 - far, y: -7, class: "label end", text: written });
+      : { x: 1 - far, y: -7, class: "label end", text: caption });
     if (!edge) return;
     const from = this.layout.items.get(parentOf(key));
     change(edge, { d: curve(from.x, from.y, x, y), class: `edge ${mark(key)}`,
