@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -119,8 +119,8 @@ class Flags(NamedTuple):
         return next((self.options[name] for name in names if name in self.options), None)
 
 
-def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
-    """Parse a command line; `switches` are options without a value, and the last value counts.
+def read_flags(text: str) -> Flags:
+    """Parse a command line; the last value of an option counts.
 
     Raises:
         ConfigError: quotes do not match.
@@ -137,7 +137,7 @@ def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
         name, equals, value = (token := tokens.pop()).partition("=")
         if _OPTION.match(token):
             values, name = options, name.replace("_", "-")
-            if not equals and name not in switches and tokens and not _OPTION.match(tokens[-1]):
+            if not equals and tokens and not _OPTION.match(tokens[-1]):
                 value = tokens.pop()
         elif _ASSIGNMENT.match(token):
             values = environment

@@ -43,10 +43,6 @@ IGNORED = _flags(
     "enable-w4a4-mxfp4-megamoe skip-dp-mlp-sync"
 )
 """With those in the table, all flags of releases 0.4.10 to 0.5.23."""
-SWITCHES = _flags(
-    "use-rejection-sampling use-block-verification adaptive enable-w4a4-mxfp4-megamoe "
-    "skip-dp-mlp-sync dspark-align-verify-tokens-to-graph-tier"
-)
 ROWS = (
     table.Ignored(f"{IGNORED} --spec-trace-dir --decoupled-spec-rank"),
     table.Ignored("--decoupled-spec-bind-endpoint --decoupled-spec-connect-endpoints"),
@@ -217,8 +213,7 @@ def _files(writer: Writer, values: Values) -> Files:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """A command, or flags as keys of YAML (`--config`)."""
-    switches = (*SWITCHES.split(), "--enable-multi-layer-eagle")
-    flags = read_flags(text, switches=switches)
+    flags = read_flags(text)
     if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
         named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
         given = {k: v for k, v in named.items() if v is not None and v is not False}
