@@ -244,7 +244,7 @@ class TreeEditor:
 
 
 def read_tree_choice(catalog: Catalog, raw: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Target, method and changed settings that the Tree page sends to another page.
+    """Target, method and settings that the Tree page sends to another page.
 
     Raises ConfigError: the method is not offered for the target, or refuses the tree.
     """
@@ -254,9 +254,7 @@ def read_tree_choice(catalog: Catalog, raw: Mapping[str, Any]) -> tuple[str, str
     if request.weights and getattr(config, "speculative_model", "") is None:
         config = config.replace(speculative_model=request.weights)
     key = closest_method(catalog, config, method.target)
-    own = catalog.method(key).config.model_dump()
-    changed = {name: value for name, value in config.model_dump().items() if value != own[name]}
-    return method.target, key, changed
+    return method.target, key, config.model_dump(exclude={"decoding_type"})
 
 
 REQUESTS = tuple(name for name in vars(TreeEditor) if not name.startswith("_"))
