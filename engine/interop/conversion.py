@@ -219,6 +219,7 @@ class Reader:
             if value is not IGNORED:
                 self.used.update(row.keys)
                 self._set(row, key, value)
+                self.notes += [row.read_note] if row.read_note and value else []
             elif row.note and not row.setting:
                 self.notes.append(f"{key} is ignored: {row.note}")
                 self.used.add(key)

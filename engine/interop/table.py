@@ -72,6 +72,7 @@ class Field(Row):
         switch: our setting that must be on for the key to be written or read.
         requirement: advice where our setting is None and the engine needs a value.
         default: our value where the key is absent, explained by `note`; None = the method's own.
+        read_note: a remark where our value is read and is not False.
     """
 
     setting: str
@@ -85,6 +86,7 @@ class Field(Row):
     requirement: str = ""
     default: Any = None
     note: str = ""
+    read_note: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -81,8 +81,6 @@ def _read_ngram(reader: Reader) -> None:
 
 
 def _read_suffix(reader: Reader) -> None:
-    if reader.settings["use_global_pool"]:
-        reader.notes.append("Here the pool of earlier runs is limited in tokens, not in requests.")
     reader.settings.setdefault("max_draft_len", reader.settings.get("max_tree_depth", 24))
 
 
@@ -128,6 +126,7 @@ NGRAM = (
     table.drops_pool("vLLM copies what followed the longest match in the request's own text"),
     Codec(LOOKUP_KEYS, read=_read_ngram),
 )
+POOL_NOTE = "Here the pool of earlier runs is limited in tokens, not in requests."
 SUFFIX = (
     *(
         Field(name, f"suffix_decoding_{name}")
@@ -140,6 +139,8 @@ SUFFIX = (
         decode=lambda requests: requests > 0,
         kind=int,
         default=True,
+        note=POOL_NOTE,
+        read_note=POOL_NOTE,
     ),
     Codec((), read=_read_suffix),
 )

@@ -88,34 +88,6 @@ def _read_eagle3(reader: Reader) -> None:
         settings["max_total_draft_tokens"] = topk * levels
 
 
-def _read_mtp(reader: Reader) -> None:
-    if reader.settings.get("use_relaxed_acceptance_for_thinking"):
-        reader.notes.append(
-            "relaxed_rule is probability: TensorRT-LLM's code compares probabilities, though its "
-            "guide describes logarithms; log_probability does as the guide says."
-        )
-
-
-def _write_ngram(writer: Writer, values: Values) -> None:
-    """Without `is_keep_all`, TensorRT-LLM's guide and code differ."""
-    if writer.config.lookup == "pool_as_coded":
-        writer.used.add("lookup")
-    elif writer.config.lookup == "pool" and not writer.config.is_keep_all:
-        writer.warnings.append(
-            "is_keep_all=false keeps one continuation here, as TensorRT-LLM's guide says; its code "
-            "keeps all of the longest length (lookup=pool_as_coded here)."
-        )
-
-
-def _read_ngram(reader: Reader) -> None:
-    if reader.settings.get("is_keep_all") is False:
-        reader.settings["lookup"] = "pool_as_coded"
-        reader.notes.append(
-            "lookup is pool_as_coded: TensorRT-LLM's code keeps all continuations of the longest "
-            "length, though its guide says only one is kept (lookup=pool)."
-        )
-
-
 def _write_user(writer: Writer, values: Values) -> None:
     if tensorrt_llm_class(writer.config.drafter) is None:
         raise table.UnsupportedError(
@@ -219,7 +191,11 @@ MTP = (
     Field("max_draft_len", "max_draft_len", (NEXTN,)),
     Field("max_draft_len", NEXTN, decode=None),  # the guide: it must equal max_draft_len
     SCHEDULE,
-    _switch_field("use_relaxed_acceptance_for_thinking"),
+    _switch_field(
+        "use_relaxed_acceptance_for_thinking",
+        read_note="relaxed_rule is probability: TensorRT-LLM's code compares probabilities, though "
+        "its guide describes logarithms; log_probability does as the guide says.",
+    ),
     *same_name(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
     table.read_only(
         "",
@@ -230,7 +206,7 @@ MTP = (
     ),
     Ignored("mtp_eagle_one_model"),
     Refusal("use_dynamic_tree dynamic_tree_max_topK", "MTP layers draft a tree, here a chain"),
-    Codec(SUFFIX_FIRST, read=_read_mtp),
+    Codec(SUFFIX_FIRST),
 )
 DFLASH_KEYS = Ignored("attention_backend context_recompute_tail skip_ctx_buffer_budget_check")
 DSPARK_KEYS = Ignored(f"{DFLASH_KEYS.keys} block_size markov_rank markov_head_type")
@@ -242,7 +218,27 @@ ASSISTANT = method(
 NGRAM = (
     *LENGTH,
     *same_name("max_matching_ngram_size", *table.POOL_RULES.split()),
-    Codec((), _write_ngram, _read_ngram),
+    table.DroppedSetting(
+        "lookup",
+        "lookup={c.lookup} is dropped: TensorRT-LLM looks up by its pool's rules (lookup=pool "
+        "here).",
+        lambda config: config.lookup == "transformers",
+    ),
+    # Without is_keep_all, TensorRT-LLM's guide and code differ.
+    table.DroppedSetting(
+        "",
+        "is_keep_all=false keeps one continuation here, as TensorRT-LLM's guide says; its code "
+        "keeps all of the longest length (lookup=pool_as_coded here).",
+        lambda config: config.lookup == "pool" and not config.is_keep_all,
+    ),
+    table.read_only(
+        "lookup",
+        "is_keep_all",
+        decode=lambda is_kept: table.IGNORED if is_kept else "pool_as_coded",
+        kind=bool,
+        read_note="lookup is pool_as_coded: TensorRT-LLM's code keeps all continuations of the "
+        "longest length, though its guide says only one is kept (lookup=pool).",
+    ),
 )
 AUTO_NOTE = "AUTO is NGram, with these sizes for up to 4 requests at once."
 AUTO_SIZES = {"max_draft_len": 5, "max_matching_ngram_size": 3}
@@ -351,8 +347,5 @@ ENGINE = Engine(
     parse=parse,
     find_method=find_method,
     rows=COMMON,
-    reasons={
-        "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
-        "relaxed_rule": "TensorRT-LLM compares probabilities, contrary to its guide.",
-    },
+    reasons={"relaxed_rule": "TensorRT-LLM compares probabilities, contrary to its guide."},
 )
