@@ -236,15 +236,11 @@ class Method(Row):
         return tuple(row for row in self.rows if isinstance(row, Codec))
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """All keys that are read."""
+    def keys(self) -> set[str]:
+        """All keys that are read, refused or ignored for this method."""
         rows: tuple[Field | Codec, ...] = (*self.fields, *self.codecs)
-        return tuple(key for row in rows for key in row.keys)
-
-    @property
-    def own_keys(self) -> set[str]:
-        """All keys that are read, refused or ignored for this method only."""
-        return {*self.keys, *refusal_by_key(self.rows), *ignored_by_key(self.rows)}
+        read = (key for row in rows for key in row.keys)
+        return {*read, *refusal_by_key(self.rows), *ignored_by_key(self.rows)}
 
 
 def method(decoding_type: str, name: str, *rows: Row, **rest: Any) -> Method:
@@ -291,7 +287,7 @@ class Engine:
     def keys(self) -> frozenset[str]:
         """All keys of all methods."""
         common = {self.key, *ignored_by_key(self.rows), *refusal_by_key(self.rows)}
-        return frozenset(common.union(*(method.own_keys for method in self.methods)))
+        return frozenset(common.union(*(method.keys for method in self.methods)))
 
     def method(self, config: MethodConfig, version: Version) -> Method:
         """The method as this release runs it.

@@ -309,7 +309,7 @@ def find_method(reader: Reader) -> table.Method:
     combines = isinstance(reader.values.get("sa_config"), Mapping) or (
         reader.find("use_sa_spec") and reader.typed("use_sa_spec", bool)
     )
-    return COMBINED if combines and set(SUFFIX_FIRST) <= set(method.keys) else method
+    return COMBINED if combines and method.keys.issuperset(SUFFIX_FIRST) else method
 
 
 def _method_by_name(reader: Reader) -> table.Method:
