@@ -26,7 +26,6 @@ from playground.web.address import link_params, switch_to
 from playground.web.forms import RAW, RAW_LATEST, UNQUEUED, Updates
 from playground.web.results import HTML, Cell, download_of, sentence_html, table_html
 
-TITLES = [(engine.title, engine.name) for engine in ENGINES.values()]
 MARKS = {"exact": ("✓", "good"), "with losses": ("~", "warn"), "not supported": ("✕", "dim")}
 """Sign and CSS class of every verdict."""
 LEGEND = "✓ complete · ~ with losses · ✕ not supported; default releases, default settings."
@@ -72,21 +71,16 @@ class DeployPage:
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
 
     def _export_view(self) -> None:
-        first = next(iter(ENGINES.values()))
-        self.engine = gr.Radio(TITLES, value=first.name, label="Engine", elem_id="pg-deploy-engine")
+        engines = [(engine.title, engine.name) for engine in ENGINES.values()]
+        self.engine = gr.Radio(engines, label="Engine", elem_id="pg-deploy-engine")
         self.version = gr.Dropdown(
-            versions(first.name),
-            value=first.default,
-            allow_custom_value=True,
-            label="Release",
-            elem_id="pg-deploy-version",
+            [], value=None, allow_custom_value=True, label="Release", elem_id="pg-deploy-version"
         )
         self.verdict = gr.HTML(elem_id="pg-deploy-told")
-        places = [f"pg-deploy-file-{i}" for i in range(MAX_FILES)]
-        self.files = [code_view(place, buttons=["copy"]) for place in places[:FIRST_FILES]]
+        self.files = [code_view(number) for number in range(FIRST_FILES)]
         self.more = gr.Accordion("", open=False, visible=False, elem_id="pg-deploy-more")
         with self.more:
-            self.files += [code_view(place, buttons=["copy"]) for place in places[FIRST_FILES:]]
+            self.files += [code_view(number) for number in range(FIRST_FILES, MAX_FILES)]
         self.downloads = gr.File(
             label="Download",
             file_count="multiple",
@@ -156,12 +150,13 @@ class DeployPage:
         form, source, export = exports.form, exports.source, exports.shown
         title = f"{source.title} · {source.target} · {form.of}"
         engines = [engine_choice(one, exports.gguf) for one in exports.engines]
-        version = form.version or find_engine(form.engine).default
+        engine = find_engine(form.engine)
+        releases = [(f"{name} – {words}", name) for name, words in engine.versions]
         return {
             self.of: gr.Dropdown(self._choices(form.target, form.of, title), value=form.of),
             self.target: gr.update(value=form.target, visible=not form.is_run),
             self.engine: gr.Radio(engines, value=form.engine, info=exports.gguf),
-            self.version: gr.update(choices=versions(form.engine), value=version),
+            self.version: gr.update(choices=releases, value=form.version or engine.default),
             self.part: gr.Radio(
                 list(exports.parts), value=form.part or None, visible=bool(exports.parts)
             ),
@@ -205,18 +200,15 @@ class DeployPage:
         return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
 
 
-def code_view(elem_id: str, **options: Any) -> gr.Code:
+def code_view(number: int) -> gr.Code:
     """A file view, hidden until there is a file."""
-    return gr.Code(lines=1, visible=False, show_line_numbers=False, elem_id=elem_id, **options)
+    place = f"pg-deploy-file-{number}"
+    return gr.Code(lines=1, visible=False, show_line_numbers=False, buttons=["copy"], elem_id=place)
 
 
 def html_update(text: str) -> Any:
     """An update of an HTML component, which is hidden if the text is empty."""
     return gr.HTML(value=text, visible=bool(text))
-
-
-def versions(engine: str) -> list[tuple[str, str]]:
-    return [(f"{name} – {words}", name) for name, words in ENGINES[engine].versions]
 
 
 def engine_choice(export: Export, common: str) -> tuple[str, str]:
