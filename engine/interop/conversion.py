@@ -195,8 +195,9 @@ class Reader:
         """
         engine = self.engine
         refusals = table.refusal_by_key(row for method in self.methods for row in method.rows)
-        for key in self.values.keys() & refusals.keys():
-            refusals[key].check(engine.title, key, self.values[key])
+        for key, value in self.values.items():
+            if key in refusals:
+                refusals[key].check(engine.title, key, value)
         unread = [key for key in self.values if key not in (*self.used, engine.key)]
         unknown = [key for key in unread if key not in engine.keys]
         if unknown:

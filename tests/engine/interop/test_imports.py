@@ -267,6 +267,8 @@ def test_every_way_to_write_a_config(
          "--speculative-dspark-block-size 4 --speculative-num-draft-tokens 9",
          "--speculative-num-draft-tokens contradicts another key for max_draft_len."),
         *(("trtllm", f"decoding_type: {more}\nspeculative_model: a/b", words) for more, words in (
+            ("Eagle3\ngreedy_sampling: false\neagle_choices: [[0]]", "greedy_sampling=False has"),
+            ("Eagle3\neagle_choices: [[0]]\ngreedy_sampling: false", "eagle_choices=[[0]] has"),
             ("Medusa\nmax_draft_len: 2\nmedusa_choices: [[0], [1], [0, 0]]",
              "max_draft_len must be at least 3 for the tree of 3 nodes (medusa_choices), got 2"),
             ("Medusa\nnum_medusa_heads: 1\nmedusa_choices: [[0], [1], [0, 0]]",
