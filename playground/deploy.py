@@ -253,7 +253,6 @@ def export_source(
     Raises ConfigError: no such engine, or an unknown version.
     """
     spec, warning = _spec_of(source.target, resolve), gguf_warning(source, resolve)
-    target = source.target if spec is None else _loadable(spec)
 
     def loadable_name(name: str) -> str:
         loaded = model_name(name, resolve)
@@ -266,7 +265,7 @@ def export_source(
         target=loadable_name(source.target),
         version=version,
         resolve=loadable_name,
-        notes=_target_notes(spec, target),
+        notes=_target_notes(spec),
         hybrid=spec is not None and spec.recurrent,
         warnings=(warning,) if warning and engine not in LOAD_GGUF else (),
     )
@@ -328,10 +327,10 @@ def _original_weights(gguf: str) -> str:
     return "ORIGINAL_WEIGHTS/" + QUANTIZATION.sub("", stem)
 
 
-def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
+def _target_notes(spec: TargetSpec | None) -> tuple[str, ...]:
     if spec is None:
         return ()
-    notes: list[str] = []
+    target, notes = _loadable(spec), list[str]()
     if spec.wheel is not None:
         notes.append(
             f"{target} is the embedded target of the package {spec.wheel.package}; it is in the "
