@@ -66,24 +66,6 @@ class Answer:
         self._host, self._stop = host, limits.stop
         self.run = host.generate(request, owner=f"{API_OWNER}{secrets.token_urlsafe(9)}")
 
-    async def first_token(self, disconnected: Disconnected) -> None:
-        """Wait for the first token. Cancelling the wait cancels the run.
-
-        Args:
-            disconnected: whether the client has left, which cancels the run.
-
-        Raises RunFailedError: the run ended without one.
-        """
-        try:
-            while self.run.first is None and not self.run.over.is_set():
-                if await disconnected():
-                    self.run.cancel()
-                await asyncio.sleep(POLL_S)
-        except asyncio.CancelledError:
-            self.run.cancel()
-            raise
-        self._check()
-
     async def texts(self, disconnected: Disconnected | None = None) -> AsyncGenerator[str, None]:
         """The text, piece by piece; closing the generator cancels the run.
 
@@ -103,7 +85,7 @@ class Answer:
                 if num_sent < (num_safe := _num_safe(text, self._stop)):
                     yield text[num_sent:num_safe]
                     num_sent = num_safe
-                await asyncio.sleep(TEXT_POLL_S)
+                await asyncio.sleep(POLL_S if self.run.first is None else TEXT_POLL_S)
             self._check()
             if self.run.finish is not None and self.run.finish.text[num_sent:]:
                 yield self.run.finish.text[num_sent:]

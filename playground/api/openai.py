@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal, Self
 
@@ -24,7 +24,7 @@ from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from engine.grammar import choice_grammar
 from playground.api import fields
-from playground.api.answer import Answer, speculative_decoding, timings, usage
+from playground.api.answer import Answer, Disconnected, speculative_decoding, timings, usage
 from playground.api.models import SEPARATOR, Model, list_models, model_of
 from playground.api.protocol import Endpoints, RequestBody, read_body
 from playground.host.live import Message
@@ -278,8 +278,8 @@ class OpenAI(Endpoints):
         if not body.stream:
             text = await writer.answer.text(request.is_disconnected)
             return JSONResponse(writer.response(text))
-        await writer.answer.first_token(request.is_disconnected)
-        return self.stream(writer.events(with_usage=body.stream_options.include_usage))
+        with_usage = body.stream_options.include_usage
+        return await self.stream(writer.events(request.is_disconnected, with_usage=with_usage))
 
 
 class Writer:
@@ -301,10 +301,12 @@ class Writer:
         choices = [self._choice(part, self.answer.finish_reason)]
         return {**self._common, "object": self._kind, "choices": choices, **self._figures}
 
-    async def events(self, *, with_usage: bool) -> AsyncIterator[dict[str, Any] | str]:
+    async def events(
+        self, disconnected: Disconnected, *, with_usage: bool
+    ) -> AsyncGenerator[dict[str, Any] | str]:
         """Chunks of text, the finish reason, the figures if requested, `[DONE]`."""
         first = True
-        async with aclosing(self.answer.texts()) as pieces:
+        async with aclosing(self.answer.texts(disconnected)) as pieces:
             async for text in pieces:
                 yield self._chunk([self._choice(self._delta(text, first=first), None)])
                 first = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from typing import Any, ClassVar, TypeVar
 
 import anyio
@@ -111,13 +111,19 @@ class Endpoints(ABC):
 
         return Route(path, respond, methods=[method])
 
-    def stream(self, events: AsyncIterator[Mapping[str, Any] | str]) -> Response:
-        """Server-sent events: mappings as JSON, strings verbatim; an error is the last event."""
+    async def stream(self, events: AsyncGenerator[Mapping[str, Any] | str]) -> Response:
+        """Server-sent events: mappings as JSON, strings verbatim.
+
+        An error is the last event; before the first event, it is raised.
+        """
+        first = await anext(events)
 
         async def lines() -> AsyncIterator[str]:
             try:
-                async for event in events:
-                    yield line(event)
+                yield line(first)
+                async with aclosing(events):
+                    async for event in events:
+                        yield line(event)
             except Exception as error:  # the status has been sent: only an event can report it
                 yield line(self.error_body(*status_of(error)))
 

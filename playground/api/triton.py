@@ -7,7 +7,7 @@ template. Fields may stand in the body or in its `parameters`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -167,15 +167,14 @@ class Triton(Endpoints):
 
     async def generate_stream(self, request: Request) -> Response:
         _, answer = await self._begin(request)
-        await answer.first_token(request.is_disconnected)
 
-        async def events() -> AsyncIterator[dict[str, Any]]:
-            async with aclosing(answer.texts()) as pieces:
+        async def events() -> AsyncGenerator[dict[str, Any]]:
+            async with aclosing(answer.texts(request.is_disconnected)) as pieces:
                 async for text in pieces:
                     yield self._response(request, text)
             yield self._response(request, "", answer)
 
-        return self.stream(events())
+        return await self.stream(events())
 
     async def _begin(self, request: Request) -> tuple[TritonRequest, Answer]:
         envelope = await read_body(request, _Envelope)
