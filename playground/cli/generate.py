@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,10 +35,9 @@ from playground.cli.streams import (
 
 if TYPE_CHECKING:
     from engine.drafters.method import MethodConfig
-    from engine.metrics import Metrics
     from engine.model.target import Target
-    from engine.steps import Record
     from playground.host.live import LiveRun
+    from storage import RunDetail, StoredRun
 
 
 @dataclass(kw_only=True)
@@ -75,17 +74,31 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
 @command(GenerateOptions)
 def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
+    from playground.host.trace import jsonl_trace
+
+    printed: list[str] = []
+    stored = _decode(options, printed)
+    if options.as_json:
+        write_output(_json(stored.run, is_saved=options.save), None)
+    else:
+        _print_rest(stored.run, printed, is_saved=options.save)
+    if options.trace:
+        write_files(options.trace.parent, {options.trace.name: jsonl_trace(stored)})
+    if stored.run.status == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _decode(options: GenerateOptions, printed: list[str]) -> StoredRun:
+    """The run, which Ctrl+C ends early; `printed` gets the pieces of text that were streamed."""
     import presets
     from playground.host.live import LiveRun
     from playground.host.recording import decode_and_record
-    from playground.host.trace import jsonl_trace
     from storage import RunLog
 
-    config, sampling = options.config(), options.sampling
     stops = {"stop": tuple(options.stop), "stop_token_ids": tuple(options.stop_token_id)}
-    limits = options.limits(**stops)
-    streams = not options.as_json and not limits.stop
-    run = LiveRun(owner="")
+    config, sampling, limits = options.config(), options.sampling, options.limits(**stops)
+    # A stop string is left out of the text, so that what is decoded may not belong to it.
+    run, streams = LiveRun(owner=""), not options.as_json and not limits.stop
     if options.trace:  # a file that cannot be written is refused before the run
         write_files(options.trace.parent, {options.trace.name: ""})
     with ExitStack() as stack:
@@ -97,7 +110,6 @@ def generate(options: GenerateOptions) -> None:
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         stopped = stack.enter_context(until_interrupt())
-        output = _Output(run if streams else None)
         decode_and_record(
             log,
             target,
@@ -107,95 +119,55 @@ def generate(options: GenerateOptions) -> None:
             sampling=sampling,
             limits=limits,
             cancelled=stopped,
-            each=output.add,
+            each=lambda _: _print_new(run, printed) if streams else None,
             prompt_text=prompt_text,
             messages=messages,
             run=run,
         )
-        assert run.log_id is not None
-        stored = log.read_whole(run.log_id) if options.trace else None
-    if options.as_json:
-        write_output(_json(options, target.name, config, run, output.token_ids), None)
-    else:
-        _print_rest(options, config, run, output.pieces)
-    if options.trace and stored:
-        write_files(options.trace.parent, {options.trace.name: jsonl_trace(stored)})
-    if stopped():
-        raise typer.Exit(EXIT_INTERRUPTED)
+        stored = log.read_whole(run.log_id or "")
+    assert stored is not None
+    return stored
 
 
-def _json(
-    options: GenerateOptions,
-    target: str,
-    config: MethodConfig,
-    run: LiveRun,
-    token_ids: Sequence[int],
-) -> str:
+def _print_new(run: LiveRun, printed: list[str]) -> None:
+    """Print the pieces of text since the last call, and add them to `printed`."""
+    if new := run.pieces(len(printed)):
+        printed += new
+        sys.stdout.write(as_output("".join(new)))
+        sys.stdout.flush()
+
+
+def _json(run: RunDetail, *, is_saved: bool) -> str:
     """A finished run as one JSON object."""
-    assert run.metrics is not None and run.finish is not None
-    values = {
-        "run_id": run.log_id if options.save else None,
-        "target": target,
-        "method": config.model_dump(mode="json"),
-        "lossless": config.lossless,
-        "text": run.finish.text,
-        "finish_reason": run.finish.reason,
-        "metrics": asdict(run.metrics),
-        "output_ids": token_ids,
-    }
-    return json_text(values, indent=2) + "\n"
+    names = "target method lossless text finish_reason metrics output_ids".split()
+    values = {name: getattr(run, name) for name in names}
+    return json_text({"run_id": run.id if is_saved else None, **values}, indent=2) + "\n"
 
 
-def _print_rest(
-    options: GenerateOptions, config: MethodConfig, run: LiveRun, printed: Sequence[str]
-) -> None:
+def _print_rest(run: RunDetail, printed: Sequence[str], *, is_saved: bool) -> None:
     """Print the text after the pieces that were printed, and the figures."""
     from playground.host.result import bypass_sentence, drafting_sentence
 
-    assert run.metrics is not None and run.finish is not None
-    write_output(run.finish.text.removeprefix("".join(printed)) + "\n", None)
-    run_id = run.log_id if options.save else None
-    note(_figures(config, run.metrics, run.finish.reason, run_id))
+    write_output(run.text.removeprefix("".join(printed)) + "\n", None)
+    note(_figures(run) + (f" · run {run.id}" if is_saved else ""))
     for sentence in (bypass_sentence, drafting_sentence):
-        if words := sentence(asdict(run.metrics)):
+        if words := sentence(run.metrics):
             note(words)
 
 
-class _Output:
-    """Collects a run's token ids, and prints its text as it streams."""
-
-    def __init__(self, streamed: LiveRun | None) -> None:
-        self.token_ids: tuple[int, ...] = ()
-        self.pieces: list[str] = []
-        self._streamed = streamed
-
-    def add(self, record: Record) -> None:
-        """Process a record of the decode loop."""
-        from engine.steps import End
-
-        if isinstance(record, End):
-            self.token_ids = record.output_ids
-        if self._streamed is not None and (new := self._streamed.pieces(len(self.pieces))):
-            self.pieces += new
-            sys.stdout.write(as_output("".join(new)))
-            sys.stdout.flush()
-
-
-def _figures(
-    config: MethodConfig, metrics: Metrics, finish_reason: str | None, run_id: str | None
-) -> str:
+def _figures(run: RunDetail) -> str:
     from playground.host.result import figure_texts, remarks
 
-    texts, tokens = figure_texts(asdict(metrics)), plural(metrics.num_new_tokens, "token")
+    texts, tokens = figure_texts(run.metrics), plural(run.num_new_tokens, "token")
     figures = [
-        f"{type(config).title}{'' if config.lossless else ' (lossy)'}",
-        f"{tokens} in {plural(metrics.num_steps, 'step')} ({finish_reason})",
-        *remarks(asdict(metrics)),
+        f"{run.method_title}{'' if run.lossless else ' (lossy)'}",
+        f"{tokens} in {plural(run.num_steps, 'step')} ({run.finish_reason})",
+        *remarks(run.metrics),
         f"MAT {texts['mat']}",
         f"{texts['tok_s']} tok/s",
         f"TTFT {texts['ttft_s']}",
     ]
-    return " · ".join(figures) + (f" · run {run_id}" if run_id else "")
+    return " · ".join(figures)
 
 
 def _prompt(
