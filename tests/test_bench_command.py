@@ -108,18 +108,19 @@ def test_tables_of_a_base_model_show_groups_throughput_and_verdict(
 def test_csv_has_a_line_per_configuration_and_group_and_no_save_leaves_no_log(
     folder: Path, questions: Path, tmp_path: Path
 ) -> None:
-    db, page = tmp_path / "none.sqlite3", tmp_path / "new" / "a.html"
-    out = bench(
-        *(folder, "--suite", questions, "--methods", "suffix", "--csv", "-", "--html", page),
+    db, table, files = tmp_path / "none.sqlite3", tmp_path / "new" / "a.csv", tmp_path / "out"
+    bench(
+        *(folder, "--suite", questions, "--methods", "suffix", "--csv", table, "--output", files),
         *("--no-save", "--db", db, "--max-new-tokens", 5, "--ignore-eos"),
     )
-    rows = list(csv.DictReader(io.StringIO(out.stdout)))
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert table.read_text() == (files / "speedup.csv").read_text()
     assert [(row["configuration"], row["group"]) for row in rows] == [
         (name, group) for name in (BASELINE_NAME, "suffix") for group in ("chat", "qa", "overall")
     ]
     assert bool(rows[-1]["speedup"]) is not bool(rows[-1]["doubt"])
     assert int(rows[-1]["pairs"]) == 4
-    text = page.read_text()
+    text = (files / "report.html").read_text()
     assert text.startswith("<!doctype html>") and "<script" not in text
     assert f"--target {folder}" in text and "Suffix name=suffix" in text
     assert not db.exists()

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from storage import RunLog
 
 MAX_SKIPPED = 10
-STDOUT = Path("-")
 
 
 @dataclass(kw_only=True)
@@ -131,15 +130,12 @@ class BenchOptions(ExperimentOptions):
     max_new_tokens: int = option(128, "Maximum number of tokens per answer.")
     resume: str | None = option(None, "Resume a benchmark of the log.", metavar="ID")
     output: Path | None = option(
-        None, "Write report.json, CSV tables and genai-perf's files here.", metavar="DIR"
+        None,
+        "Write the report here: an HTML page, JSON, CSV tables and genai-perf's files.",
+        metavar="DIR",
     )
     as_json: bool = option(False, "Print the report as JSON.", "--json")
-    csv: Path | None = option(
-        None, "Write the speedups as CSV here; - prints them.", metavar="FILE.csv"
-    )
-    html: Path | None = option(
-        None, "Write the report as a single HTML page, to share.", metavar="FILE.html"
-    )
+    csv: Path | None = option(None, "Write the speedups as CSV here.", metavar="FILE.csv")
     save: bool = option(True, "Keep the runs in the run log.", "--save/--no-save")
 
     def plan(self) -> ExperimentPlan:
@@ -193,14 +189,11 @@ def _print_report(options: BenchOptions, log: RunLog, benchmark_id: str, summary
         json_text,
         speedup_csv,
     )
-    from playground.experiments.report.page import page_html
     from playground.experiments.report.report import read_results
 
     results = read_results(log, benchmark_id)
     if options.as_json:
         write_output(json_text(results) + "\n", None)
-    elif options.csv == STDOUT:
-        write_output(speedup_csv(results), None)
     else:
         print_wide(*tables(results.report))
     for name, notes in summary.notes.items():
@@ -210,11 +203,9 @@ def _print_report(options: BenchOptions, log: RunLog, benchmark_id: str, summary
         note(f"left out: {where}: {skip.reason}")
     if summary.num_failed:
         note(f"{summary.num_failed} requests failed; the log has their errors.")
-    table = None if options.csv == STDOUT else options.csv
     paths = []
-    for file, text_of in ((table, speedup_csv), (options.html, page_html)):
-        if file is not None:
-            paths += write_files(file.parent, {file.name: text_of(results)})
+    if options.csv is not None:
+        paths += write_files(options.csv.parent, {options.csv.name: speedup_csv(results)})
     if options.output is not None:
         texts = {name: text_of(results) for name, text_of in FILES.items()}
         paths += write_files(options.output, texts | genai_perf_files(results))
