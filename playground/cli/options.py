@@ -85,13 +85,6 @@ def split_list(text: str | None) -> tuple[str, ...]:
 
 
 @dataclass(kw_only=True)
-class JsonOptions:
-    """JSON output for programs."""
-
-    as_json: bool = option(False, "Print JSON.", "--json")
-
-
-@dataclass(kw_only=True)
 class DeviceOptions:
     """The device, and the folder of the weights."""
 

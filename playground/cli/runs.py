@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import REQUIRED, JsonOptions, LogOptions, argument, command, option
+from playground.cli.options import REQUIRED, LogOptions, argument, command, option
 from playground.cli.streams import echo, note
 
 if TYPE_CHECKING:
@@ -30,44 +30,39 @@ class FilterOptions(LogOptions):
     """Which runs of the log."""
 
     search: str = option("", "Text in the prompt, name, note, method or target, ignoring case.")
-    target: str | None = option(None, "Only runs of this target.")
-    method: str | None = option(None, "Only runs of this method, by title.")
     status: str | None = option(
         None, "completed, cancelled, failed, interrupted, running or deleted."
     )
-    tag: str | None = option(None, "Only runs with this tag.")
-    label: list[str] = option([], "Only runs with this label; repeatable.", metavar="KEY=VALUE")
-    benchmark: str | None = option(None, "Only runs of this benchmark.", metavar="ID")
+    filters: list[str] = option(
+        [],
+        "Only these, such as target=NAME, method_title=TITLE, tag=TAG or label:KEY=VALUE; "
+        "repeatable.",
+        "--filter",
+        metavar="FIELD=VALUE",
+    )
 
     def query(self, **more: Any) -> RunQuery:
-        """Raises ConfigError: a status that there is not, or a label without a value."""
-        from engine.errors import ConfigError
-        from playground.runs.query import TableQuery
+        """Raises ConfigError: an unknown status, or a malformed filter."""
+        from playground.runs.query import TableQuery, read_filters
 
-        if lacking := [item for item in self.label if "=" not in item[1:]]:
-            raise ConfigError(f"--label takes KEY=VALUE, got {lacking[0]!r:.80}.")
-        query = TableQuery.parse(
-            {
-                "text": self.search,
-                "target": self.target,
-                "method_title": self.method,
-                "status": None if self.status == DELETED else self.status,
-                "deleted": self.status == DELETED,
-                "tag": self.tag,
-                "labels": dict(item.split("=", 1) for item in self.label),
-                "benchmark_id": self.benchmark,
-            }
-        )
-        return query.run_query(**more)
+        is_deleted = self.status == DELETED
+        values: dict[str, Any] = {
+            "text": self.search,
+            "status": None if is_deleted else self.status,
+            "deleted": is_deleted,
+            **read_filters(self.filters),
+        }
+        return TableQuery.parse(values).run_query(**more)
 
 
 @dataclass(kw_only=True)
-class ListOptions(JsonOptions, FilterOptions):
+class ListOptions(FilterOptions):
     sort: str = option(
         "created_at", "Figure or field: created_at, tok_s, mat, ttft_s, num_steps, …"
     )
     ascending: bool = option(False, "Smallest first.", "--ascending")
     limit: int = option(20, "Maximum number of runs to print.", min=1, max=1000)
+    as_json: bool = option(False, "Print JSON.", "--json")
 
 
 @runs.command("list")

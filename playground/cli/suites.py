@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from playground.cli.options import REQUIRED, JsonOptions, argument, command, option
+from playground.cli.options import REQUIRED, argument, command, option
 from playground.cli.streams import echo, write_output
 
 suites = typer.Typer(
@@ -34,20 +34,11 @@ class ExportSuiteOptions:
 
 
 @suites.command("list")
-@command(JsonOptions)
-def list_(options: JsonOptions) -> None:
+def list_() -> None:
     """List what --suite takes: the shipped sets of prompts, and those that were fetched."""
-    import json
-
     from playground.experiments.prompts import PUBLIC, known_suites
 
     known = known_suites()
-    if options.as_json:
-        rows = [
-            {"name": s.name, "title": s.title, "prompts": len(s.prompts)} for s in known.values()
-        ]
-        echo(json.dumps(rows, indent=2))
-        return
     for suite in known.values():
         echo(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
     for name in [name for name in PUBLIC if name not in known]:

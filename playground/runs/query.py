@@ -18,8 +18,9 @@ PAGE_SIZE = 50
 MAX_LINK_CHARS = 20_000
 FLAT = "run"
 """No grouping: requests of experiments are listed like single runs."""
+FILTERS = ("tag", *EQUAL)
 OWN_MENU = ("target", "method_title", "status")
-PICKED = ("tag", *(name for name in EQUAL if name not in OWN_MENU))
+PICKED = tuple(name for name in FILTERS if name not in OWN_MENU)
 """Filters that share one menu."""
 NUM_RUNS: Final = "num_runs"
 """Sorts groups by their size, and runs by time."""
@@ -148,7 +149,7 @@ def read_filters(texts: Iterable[str]) -> dict[str, Any]:
     filters: dict[str, Any] = {"labels": {}}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if equals and name in PICKED:
+        if equals and name in FILTERS:
             filters[name] = value
         elif equals and name == "ids":
             filters["ids"] = value.split(",")

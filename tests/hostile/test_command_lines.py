@@ -71,8 +71,10 @@ class Lines:
         train = ["train", "--method", "medusa", "--output", str(self.folder / "o")]
         train += ["--target", "no/such"]
         yield from self.options(train, "set tokens rows prompts features evals seed", TEXTS)
-        runs = "search target method status tag label benchmark sort limit db"
+        runs = "search status filter sort limit db"
         yield from self.options(["runs", "list", *self.log], runs, TEXTS)
+        filters = [f"{name}={text}" for name in ("target", "label:turn") for text in TEXTS]
+        yield from self.options(["runs", "list", *self.log], "filter", filters)
         for text in TEXTS:
             yield ["runs", "export", *self.log, "--", text]
             yield ["runs", "export", *self.log, "--", str(self.folder / "x.json"), text]

@@ -21,7 +21,7 @@ def outcome(arguments: list[str]) -> dict[str, Any]:
     return {
         "code": result.exit_code,
         "output": result.output[-20_000:],
-        "stderr": result.stderr[-20_000:],
+        "stderr": result.stderr[-40_000:],
         "trace": trace[-1500:],
         "took_s": time.process_time() - began,
     }

@@ -138,7 +138,8 @@ def test_list_prints_filters_and_sorts(db: str) -> None:
     trees, odd = filled(db)
     (line,) = invoke("runs", "list", "--db", db, "--search", "TREES").stdout.splitlines()
     assert trees in line and "40.0 tok/s" in line and "#x" in line
-    for choice in (["--label", "turn=9"], ["--tag", "x"], ["--status", "completed"]):
+    filters = (["--filter", text] for text in ("label:turn=9", "tag = x", "status=completed"))
+    for choice in (*filters, ["--status", "completed"]):
         (row,) = json.loads(invoke("runs", "list", "--db", db, "--json", *choice).stdout)
         assert row["id"] == trees and row["mat"] == 2.0, choice
     with RunLog.open(db) as log:
@@ -170,7 +171,8 @@ def test_faults_are_one_sentence_and_leave_no_file(db: str, tmp_path: Path) -> N
     wrong: list[list[object]] = [
         ["list", "--status", "done"],
         ["list", "--sort", "speed"],
-        ["list", "--label", "turn"],
+        ["list", "--filter", "label:turn"],
+        ["list", "--filter", "colour=red"],
         ["export", file, "nope"],
         ["export", file, "--search", "nothing of the kind"],
         ["export", tmp_path / "log" / "runs.db" / "x.json"],
