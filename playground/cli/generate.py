@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from engine.drafters.method import MethodConfig
     from engine.model.target import Target
     from playground.host.live import LiveRun
+    from playground.host.recording import Prompt
     from storage import RunDetail, StoredRun
 
 
@@ -107,7 +108,7 @@ def _decode(options: GenerateOptions, printed: list[str]) -> StoredRun:
         target, drafter = models.build_context().target, models.drafter(config)
         for remark in (*target.notes, *drafter.notes):
             note(remark)
-        messages, prompt_text, prompt_ids = _prompt(options, target)
+        prompt = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         stopped = stack.enter_context(until_interrupt())
         decode_and_record(
@@ -115,13 +116,11 @@ def _decode(options: GenerateOptions, printed: list[str]) -> StoredRun:
             target,
             drafter,
             config,
-            prompt_ids,
+            prompt,
             sampling=sampling,
             limits=limits,
             cancelled=stopped,
             each=lambda _: _print_new(run, printed) if streams else None,
-            prompt_text=prompt_text,
-            messages=messages,
             run=run,
         )
         stored = log.read_whole(run.log_id or "")
@@ -170,25 +169,24 @@ def _figures(run: RunDetail) -> str:
     return " · ".join(figures)
 
 
-def _prompt(
-    options: GenerateOptions, target: Target
-) -> tuple[list[dict[str, str]], str, list[int]]:
-    """Chat turns (empty for raw), the prompt's text, and its token ids."""
+def _prompt(options: GenerateOptions, target: Target) -> Prompt:
+    """Raises PromptError, ConfigError: the prompt is missing, or its ids are malformed."""
     from engine.errors import ConfigError, PromptError
+    from playground.host.recording import Prompt
 
     if options.prompt_ids is not None:
         if options.prompt is not None:
             raise PromptError("Give either a prompt or --prompt-ids, not both.")
         try:
-            return [], "", [int(part) for part in options.prompt_ids.strip(", ").split(",")]
+            ids = tuple(int(part) for part in options.prompt_ids.strip(", ").split(","))
         except ValueError as error:
             like = f"1,2,3, got {options.prompt_ids!r:.80}"
             raise ConfigError(f"--prompt-ids must be like {like}.") from error
+        return Prompt("", (), ids)
     text = read_stdin() if options.prompt == "-" else options.prompt
     if text is None or not text.strip():
         raise PromptError("The prompt is empty. Write one, or give --prompt-ids 1,2,3.")
     if options.raw or not target.has_chat_template:
-        return [], text, target.encode(text)
-    messages = [{"role": "system", "content": options.system}] if options.system else []
-    messages.append({"role": "user", "content": text})
-    return messages, text, target.encode_chat(messages)
+        return Prompt.encode(target, text)
+    system = [{"role": "system", "content": options.system}] if options.system else []
+    return Prompt.encode(target, text, [*system, {"role": "user", "content": text}])

@@ -16,10 +16,11 @@ from typing import Any
 
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.experiment import Experiment
-from playground.experiments.measurement import Prompt, Summary
+from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, Request
 from playground.experiments.report.report import Results, read_results
 from playground.host.live import LiveRun
+from playground.host.recording import Prompt
 from playground.host.runner import EngineHost
 from playground.host.stream import (
     TICK_S,

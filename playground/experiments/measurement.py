@@ -36,8 +36,8 @@ from playground.experiments.plan import (
 )
 from playground.experiments.report.verdict import audit_divergences
 from playground.host import paths
-from playground.host.live import LiveRun, Message
-from playground.host.recording import decode_and_record
+from playground.host.live import LiveRun
+from playground.host.recording import Prompt, decode_and_record
 from playground.host.stream import REASON_WORDS
 from storage import RunDetail, RunLog
 
@@ -104,15 +104,6 @@ class Summary:
             {name: fault for one in parts for name, fault in one.faults.items()},
             {name: notes for one in parts for name, notes in one.notes.items()},
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The prompt of a round; plain text has no messages."""
-
-    text: str
-    messages: tuple[Message, ...]
-    prompt_ids: tuple[int, ...]
 
 
 OnRound = Callable[[int, Sequence[Request], Prompt], Mapping[str, LiveRun]]
@@ -263,11 +254,11 @@ class Measurement:
         drafter = build_drafter(configuration.config, self._context, self._experience)
         self._drafters[configuration.name] = drafter
         self._notes[configuration.name] = drafter.notes
-        prompt_ids = self._encode(
-            [{"role": "user", "content": WARM_UP_PROMPT}], raw=not self._target.has_chat_template
-        )
+        turn = {"role": "user", "content": WARM_UP_PROMPT}
+        messages = [turn] if self._target.has_chat_template else []
+        ids = Prompt.encode(self._target, WARM_UP_PROMPT, messages).token_ids
         limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self._is_over):
+        for _ in decode(self._target, drafter, ids, limits=limits, cancelled=self._is_over):
             pass
 
     def _attempt(self, configuration: Configuration, work: Callable[[], None]) -> None:
@@ -295,16 +286,13 @@ class Measurement:
             messages.append({"role": "user", "content": item.turns[earlier]})
             messages.append({"role": "assistant", "content": answer.text})
         messages.append({"role": "user", "content": item.turns[turn]})
-        raw = item.raw or not (self._target.has_chat_template or item.suite == TYPED)
-        prompt_ids = self._encode(messages, raw=raw)
-        check_prompt(self._target, prompt_ids)
-        return Prompt(item.turns[turn], () if raw else tuple(messages), tuple(prompt_ids))
-
-    def _encode(self, messages: Sequence[Message], *, raw: bool) -> list[int]:
-        """Token ids of a conversation; plain text where there is no chat template."""
-        if raw:
-            return self._target.encode("\n\n".join(message["content"] for message in messages))
-        return self._target.encode_chat(list(messages))
+        if item.raw or not (self._target.has_chat_template or item.suite == TYPED):
+            ids = self._target.encode("\n\n".join(message["content"] for message in messages))
+            prompt = Prompt(item.turns[turn], (), tuple(ids))
+        else:
+            prompt = Prompt.encode(self._target, item.turns[turn], messages)
+        check_prompt(self._target, prompt.token_ids)
+        return prompt
 
     # ---- one request
 
@@ -344,13 +332,11 @@ class Measurement:
                 self._target,
                 self._drafters[configuration.name],
                 configuration.config,
-                prompt.prompt_ids,
+                prompt,
                 sampling=sampling,
                 limits=self.plan.limits,
                 cancelled=self._is_over,
                 undisturbed=live is None,
-                prompt_text=prompt.text,
-                messages=prompt.messages,
                 stored={
                     "method_title": configuration.title,
                     "benchmark_id": self.benchmark_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from engine.model.text import Detokenizer, whole_text
 from engine.steps import End, Prefill, Record, Step
 from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
-from playground.host.live import Finish, FirstToken, LiveRun
+from playground.host.live import Finish, FirstToken, LiveRun, Message
 from playground.host.request import GenerateRequest
 from storage import NewRun, RunLog, StepRow, StorageError
 
@@ -34,6 +34,25 @@ BATCH_S = 0.05
 MAX_QUEUED = 5000
 """Steps kept in memory while the log is out of reach; with trees of 64 nodes some 50 MB."""
 _STEP_FIELDS = [field.name for field in fields(Step)]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt and its tokens: the last message of a conversation, or a text to continue.
+
+    Attributes:
+        messages: the whole conversation; empty for a text.
+    """
+
+    text: str
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...]
+
+    @classmethod
+    def encode(cls, target: Target, text: str, messages: Sequence[Message] = ()) -> Prompt:
+        """Raises PromptError: the target's chat template is missing, or refuses the messages."""
+        token_ids = target.encode_chat(messages) if messages else target.encode(text)
+        return cls(text, tuple(messages), tuple(token_ids))
 
 
 class Recording:
@@ -172,14 +191,12 @@ def decode_and_record(
     target: Target,
     drafter: Drafter,
     config: MethodConfig,
-    prompt_ids: Sequence[int],
+    prompt: Prompt,
     *,
     sampling: Sampling,
     limits: Limits,
     cancelled: Callable[[], bool],
     run: LiveRun,
-    prompt_text: str = "",
-    messages: Sequence[dict[str, str]] = (),
     stored: Mapping[str, Any] | None = None,
     before: Callable[[], None] = lambda: None,
     prefilled: Callable[[int], None] = lambda num_tokens: None,
@@ -202,9 +219,9 @@ def decode_and_record(
         target=target.name,
         method_title=type(config).title,
         **_settings(config, sampling, limits),
-        prompt_ids=tuple(prompt_ids),
-        prompt_text=prompt_text,
-        messages=tuple(messages),
+        prompt_ids=prompt.token_ids,
+        prompt_text=prompt.text,
+        messages=prompt.messages,
         dtype=target.dtype_name,
         device=str(target.device),
         environment=environment(target),
@@ -215,7 +232,7 @@ def decode_and_record(
         records: Iterable[Record] = decode(
             target,
             drafter,
-            prompt_ids,
+            prompt.token_ids,
             sampling=sampling,
             limits=limits,
             cancelled=lambda: cancelled() or recording.fault is not None,

@@ -30,7 +30,7 @@ from playground.host.menu import MethodMenu
 from playground.host.methods import run_badge
 from playground.host.models import Models
 from playground.host.plain import BaselineTimer, Timing
-from playground.host.recording import decode_and_record, log_failed_start
+from playground.host.recording import Prompt, decode_and_record, log_failed_start
 from playground.host.request import GenerateRequest
 from playground.host.stream import PARENT, REASON_WORDS, find_run, parent_id, pieces, run_meta
 from storage import PLAIN, RunLog
@@ -256,25 +256,23 @@ class EngineHost:
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         run.end(state, error=fault.sentence if fault else None)
 
-    def _set_up(self, run: LiveRun, request: GenerateRequest) -> tuple[Target, Drafter, list[int]]:
+    def _set_up(self, run: LiveRun, request: GenerateRequest) -> tuple[Target, Drafter, Prompt]:
         """Load the target, build the drafter and encode the prompt."""
         target = self.prepare(run, request.target, request.dtype)
         run.meta["badge"] = run_badge(request.config.badge, run.meta, target.environment())
         run.activity, run.progress = "preparing the drafter", None
         drafter = self.drafter(request.config)
         run.notes = (*target.notes, *drafter.notes)
-        messages = run.messages
-        prompt_ids = list(request.prompt_ids)
-        if not prompt_ids:
-            text = run.meta["prompt"]
-            prompt_ids = target.encode_chat(messages) if messages else target.encode(text)
-        elif target.tokenizer is not None:
-            run.meta["prompt"] = target.tokenizer.decode(prompt_ids)
-        return target, drafter, prompt_ids
+        if not request.prompt_ids:
+            return target, drafter, Prompt.encode(target, run.meta["prompt"], run.messages)
+        if target.tokenizer is not None:
+            run.meta["prompt"] = target.tokenizer.decode(list(request.prompt_ids))
+        return target, drafter, Prompt("", (), request.prompt_ids)
 
     def _decode(self, run: LiveRun, request: GenerateRequest) -> None:
         """Run the decode loop here and the recording on its thread, until both have ended."""
-        target, drafter, prompt_ids = self._set_up(run, request)
+        target, drafter, prompt = self._set_up(run, request)
+        prompt_ids = prompt.token_ids
         run.state, run.activity = "prefill", "reading the prompt"
         plain: BaselineTimer | None = None
         ttft_s = step_s = 0.0
@@ -312,7 +310,7 @@ class EngineHost:
             target,
             drafter,
             request.config,
-            prompt_ids,
+            prompt,
             sampling=request.sampling,
             limits=request.limits,
             cancelled=is_over,
@@ -320,8 +318,6 @@ class EngineHost:
             prefilled=prefilled,
             each=time_plain_after,
             prefix_caching=True,
-            prompt_text="" if request.prompt_ids else run.meta["prompt"],
-            messages=run.messages,
             stored={"method_title": request.title, "labels": {PARENT: parent} if parent else {}},
             run=run,
         )

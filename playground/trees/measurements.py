@@ -14,7 +14,7 @@ from engine.tuning import OnProgress, StoppedError
 from playground.experiments.plan import Item
 from playground.experiments.prompts import items_of, sample_evenly
 from playground.host.live import LiveRun
-from playground.host.recording import decode_and_record
+from playground.host.recording import Prompt, decode_and_record
 from playground.host.runner import EngineHost
 from playground.trees.methods import TreeMethod
 from playground.trees.sources import RECENT, Sources, drafts_of
@@ -69,22 +69,20 @@ class Measurements:
 
     def _answer(self, run: LiveRun, config: MethodConfig, drafter: Drafter, item: Item) -> str:
         """Write one text; returns its id in the log."""
-        target, prompt = self._host.build_context().target, item.turns[0]
+        target, text = self._host.build_context().target, item.turns[0]
         is_chat = target.has_chat_template and not item.raw
-        messages = [{"role": "user", "content": prompt}] if is_chat else []
+        messages = [{"role": "user", "content": text}] if is_chat else []
         answer = LiveRun(run.owner)
         decode_and_record(
             self._host.log,
             target,
             drafter,
             config,
-            target.encode_chat(messages) if messages else target.encode(prompt),
+            Prompt.encode(target, text, messages),
             sampling=Sampling(),
             limits=Limits(max_new_tokens=TEXT_TOKENS),
             cancelled=run.cancel_requested.is_set,
             prefix_caching=True,
-            prompt_text=prompt,
-            messages=messages,
             stored={"labels": {"suite": item.suite, "category": item.category, "prompt": item.id}},
             run=answer,
         )

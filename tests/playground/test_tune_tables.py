@@ -13,7 +13,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from playground.host.live import LiveRun
-from playground.host.recording import decode_and_record
+from playground.host.recording import Prompt, decode_and_record
 from playground.trees.tables import find_tables, make_table, texts_of_runs
 from storage import RunLog, RunQuery
 from tests.engine.tuning.runs import Case, golden
@@ -44,7 +44,7 @@ def stored_run(
         case.bench.target,
         config.build(case.bench),
         config,
-        prompt,
+        Prompt("", (), tuple(prompt)),
         sampling=Sampling(),
         limits=LIMITS,
         cancelled=lambda: False,
