@@ -141,7 +141,7 @@ def main() -> None:
     plain = presets.methods()["plain"].config.build(context)
     rows = {one: (Row(), Row()) for one in names}
     sampling = Sampling(temperature=options.temperature)
-    folder = None if options.fresh or options.smoke else paths.drafting()
+    folder = None if options.fresh or options.smoke else paths.cache_dir() / "drafting"
     for _ in range(options.rounds):
         # Made anew: some methods remember the answers of the round before.
         store = ExperienceStore(folder, presets.priors())

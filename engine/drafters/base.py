@@ -32,12 +32,14 @@ class BuildContext:
         resolve: a target preset's name, hub id or path → where that model's weights are.
         load: loads (or shares) another model; `dtype` and `device` as keywords, else the target's.
         locate: the name of a shipped drafter or corpus → its folder; any other text unchanged.
+        experience_dir: where the controller keeps its experience; None = in memory.
     """
 
     target: Target
     resolve: Callable[[str], TargetSpec]
     load: Callable[..., Target]
     locate: Locate = as_named
+    experience_dir: Path | None = None
 
     def weights(self, name: str | None, what: str) -> str:
         """Location of the weights that a method's settings name; ConfigError if they name none.

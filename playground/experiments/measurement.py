@@ -35,7 +35,6 @@ from playground.experiments.plan import (
     Request,
 )
 from playground.experiments.report.verdict import audit_divergences
-from playground.host import paths
 from playground.host.live import LiveRun
 from playground.host.recording import Prompt, decode_and_record
 from playground.host.stream import REASON_WORDS
@@ -140,7 +139,6 @@ class Measurement:
         self._drops_faulty = self.plan.kind in ("compare", "fastest")
         self._done: dict[Key, FinishedRequest] = {}
         self._drafters: dict[str, Drafter] = {}
-        self._experience = ExperienceStore(paths.drafting(), presets.priors())
         self._notes: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[Skipped, None] = {}  # in order, each once
         self._num_done = self._num_new = self._num_failed = 0
@@ -152,6 +150,7 @@ class Measurement:
         Raises PlaygroundError: a drafter cannot be built, or the target has no tokenizer.
         """
         self._context, self._target = context, context.target
+        self._experience = ExperienceStore(context.experience_dir, presets.priors())
         self._chooser.begin()
         planned = {request.key for requests in self.plan.rounds() for request in requests}
         requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))

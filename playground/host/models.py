@@ -63,7 +63,8 @@ class Models:
         self._companions: dict[Place, Target] = {}
         self._used: set[Place] = set()
         """Models used by the current job."""
-        self.experience = ExperienceStore(cache_dir / "drafting", presets.priors())
+        self._experience_dir = cache_dir / "drafting"
+        self.experience = ExperienceStore(self._experience_dir, presets.priors())
 
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
         """The target, loaded if necessary; the previous one is freed first.
@@ -130,6 +131,7 @@ class Models:
             resolve=self._resolve,
             load=self._companion,
             locate=self._locate,
+            experience_dir=self._experience_dir,
         )
 
     def _companion(

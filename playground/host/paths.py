@@ -10,13 +10,8 @@ APP = "speculative-decoding-playground"
 
 
 def cache_dir() -> Path:
-    """Downloaded weights, tokenizers of GGUF files and compiled kernels; safe to delete."""
+    """Fetched weights, GGUF tokenizers, kernels, the controller's experience; safe to delete."""
     return platformdirs.user_cache_path(APP, appauthor=False)
-
-
-def drafting() -> Path:
-    """The controller's measurements of methods and targets; safe to delete."""
-    return cache_dir() / "drafting"
 
 
 def suites() -> Path:

@@ -11,6 +11,7 @@ import pytest
 from engine.drafters.base import BuildContext
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
+from engine.tuning.experience import ExperienceStore
 from playground.experiments.experiment import Experiment
 from playground.experiments.finished import PARTS, finished_requests, plain_pairs
 from playground.experiments.job import Progress, time_left
@@ -155,6 +156,16 @@ def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log:
     own = [r for r in finished_requests(log, benchmark_id) if r.configuration == "ngram"]
     assert len({(r.prompt, r.turn) for r in own}) == 3
     assert len({(r.prompt, r.turn, r.num_steps) for r in own}) == 3
+
+
+@pytest.mark.usefixtures("auto_drafting")
+def test_what_was_learnt_is_kept_with_the_models(bench: BuildContext, log: RunLog) -> None:
+    """In the folder given by --cache-dir, from which Generate predicts."""
+    ngram = Configuration("ngram", "N-gram", NGramConfig(max_draft_len=5))
+    run(tiny_plan(ngram), bench, log)
+    assert bench.experience_dir is not None
+    experience = ExperienceStore(bench.experience_dir).find("tiny", ngram.config)
+    assert experience is not None and experience.costs.plain_ms
 
 
 def test_other_weights_are_refused_on_a_resume(bench: BuildContext) -> None:
