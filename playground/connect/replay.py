@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError
-from engine.metrics import mat, mean_or_none, percentile, throughput, tok_s, tpot_ms
+from engine.metrics import mat, tok_s
 from playground.connect.client import Client, Reply
 from playground.connect.readings import Reading, between
 from playground.experiments.plan import Item
@@ -74,23 +73,6 @@ class Level:
         if drafts:
             return mat(sum(d.accepted for d in drafts), sum(d.steps for d in drafts))
         return self.counters.mat if self.counters else None
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """Figures by name; TTFT as percentiles, the time per token as the mean over requests."""
-        ttfts = [1000 * reply.ttft_s for reply in self.replies]
-        tpots = [tpot_ms(reply.num_new_tokens, reply.decode_s) for reply in self.replies]
-        num_new_tokens = sum(reply.num_new_tokens for reply in self.replies)
-        return {
-            "tok_s": self.tok_s,
-            "throughput": throughput(num_new_tokens, self.seconds) or 0.0,
-            "ttft_p50_ms": percentile(ttfts, 50) if ttfts else None,
-            "ttft_p95_ms": percentile(ttfts, 95) if ttfts else None,
-            "tpot_ms": mean_or_none([value for value in tpots if value is not None]),
-            "mat": self.mat,
-            "num_answered": len(self.replies),
-            "num_failed": self.num_failed,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,17 @@ from itertools import pairwise
 
 from engine import formats
 from engine.formats import DASH, figure
-from engine.metrics import FORMULAS, chain_mat, predicted_tok_s, speedup, step_ms_of, throughput
+from engine.metrics import (
+    FORMULAS,
+    chain_mat,
+    mean_or_none,
+    percentile,
+    predicted_tok_s,
+    speedup,
+    step_ms_of,
+    throughput,
+    tpot_ms,
+)
 from playground.connect.readings import Engine, Reading
 from playground.connect.replay import Level, count_equal_texts
 from playground.host.baseline import DOUBTS, Doubt, doubt_of
@@ -37,13 +47,6 @@ COLUMNS = {
     "failed": "requests without a complete answer",
 }
 """Columns of the table, and how each is computed."""
-NOTATION = {
-    "tok_s": formats.tok_s,
-    "throughput": formats.tok_s,
-    **dict.fromkeys(("ttft_p50_ms", "ttft_p95_ms", "tpot_ms"), formats.milliseconds),
-    "mat": formats.mat,
-}
-"""Notation of a level's figures, in the order of the columns."""
 
 
 def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, str, str]]:
@@ -178,9 +181,18 @@ def _verdict(level: Level, plain: Level) -> str:
 
 
 def _row(level: Level, kind: str, gain: str, equal_texts: str) -> list[str]:
-    texts = [notation(level.figures[name]) for name, notation in NOTATION.items()]
-    where = f"concurrency {level.concurrency}, {kind}"
-    return [where, *texts, gain, equal_texts, str(level.num_failed)]
+    replies = level.replies
+    ttfts_ms = [1000 * reply.ttft_s for reply in replies]
+    tpots_ms = [tpot_ms(reply.num_new_tokens, reply.decode_s) for reply in replies]
+    total = throughput(sum(reply.num_new_tokens for reply in replies), level.seconds) or 0.0
+    return [
+        f"concurrency {level.concurrency}, {kind}",
+        *map(formats.tok_s, (level.tok_s, total)),
+        *(formats.milliseconds(percentile(ttfts_ms, q) if replies else None) for q in (50, 95)),
+        formats.milliseconds(mean_or_none([ms for ms in tpots_ms if ms is not None])),
+        formats.mat(level.mat),
+        *(gain, equal_texts, str(level.num_failed)),
+    ]
 
 
 # ---- the best draft length
@@ -194,7 +206,6 @@ class LengthAdvice:
     draft_len: int
     tok_s: float
     plain_tok_s: float
-    tok_s_by_len: tuple[float, ...]
 
     @property
     def speedup(self) -> float:
@@ -219,7 +230,7 @@ def best_length(
     best = max(range(longest + 1), key=speeds.__getitem__)
     if speeds[best] < (1 + MIN_GAIN) * plain_tok_s:
         best = 0
-    return LengthAdvice(concurrency, best, speeds[best], plain_tok_s, tuple(speeds))
+    return LengthAdvice(concurrency, best, speeds[best], plain_tok_s)
 
 
 def equal_rates(mean: float | None, draft_len: int) -> tuple[float, ...]:
