@@ -142,7 +142,7 @@ class Exports:
     Attributes:
         parts: titles and names of the parts of a combination, with the speedups measured here;
             empty for a single method.
-        chosen: whether the part was chosen automatically, because no engine runs the whole.
+        is_automatic: whether the part was chosen automatically, because no engine runs the whole.
         gguf: `gguf_warning`, which most engines share.
     """
 
@@ -150,11 +150,11 @@ class Exports:
     source: ExportSource
     engines: tuple[Export, ...]
     parts: tuple[tuple[str, str], ...] = ()
-    chosen: bool = False
+    is_automatic: bool = False
     gguf: str = ""
 
     @property
-    def shown(self) -> Export:
+    def selected(self) -> Export:
         return next(one for one in self.engines if one.engine == self.form.engine)
 
 
@@ -186,16 +186,16 @@ def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
     engine = form.engine or next(iter([*takers, *ENGINES]))
     gains = _measured_here(log, whole.target) if within else {}
 
-    def titled(part: str) -> str:
+    def part_title(part: str) -> str:
         title = f"{within[part].title} alone" if part in within else "Both together"
         speedup = gains.get(whole.part(part).config.model_dump_json())
         return f"{title} · {formats.speedup(speedup)} plain, measured here" if speedup else title
 
-    parts = tuple((titled(part), part) for part in names) if within else ()
+    parts = tuple((part_title(part), part) for part in names) if within else ()
     filled = form.replace(part=name if within else "", engine=engine)
     gguf = gguf_warning(source, catalog.resolve)
-    chosen = not form.part and name != WHOLE
-    return Exports(filled, source, engines, parts, chosen, gguf)
+    is_automatic = not form.part and name != WHOLE
+    return Exports(filled, source, engines, parts, is_automatic, gguf)
 
 
 def _measured_here(log: RunLog, target: str) -> dict[str, float]:

@@ -79,8 +79,8 @@ def list_(options: ListOptions) -> None:
         return
     for run in page.rows:
         echo(_line(run))
-    shown = f"{len(page.rows)} of {page.total:,} runs"
-    note(shown if page.total else "No run matches.")
+    count = f"{len(page.rows)} of {page.total:,} runs"
+    note(count if page.total else "No run matches.")
 
 
 def _line(run: RunSummary) -> str:
@@ -174,4 +174,4 @@ def copy(options: CopyOptions) -> None:
         f"{progress.benchmarks} experiments, {progress.artifacts} measurements and trials"
     )
     if progress.running:
-        note(f"{progress.running} runs go on. Copy again when they have ended.")
+        note(f"{progress.running} runs are still running. Copy again when they have ended.")

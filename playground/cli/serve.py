@@ -132,7 +132,7 @@ def triton(options: TritonOptions) -> None:
 
 @command(DeviceOptions)
 def doctor(options: DeviceOptions) -> None:
-    """Say what this machine brings for decoding, and what is slow on it."""
+    """Check how well this machine is set up for decoding."""
     from playground.host.doctor import diagnose
 
     for line in diagnose(options.cache, options.device).lines:

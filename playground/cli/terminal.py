@@ -51,13 +51,13 @@ def plain(text: str, *, style: str = "") -> Text:
     return Text(visible(text), style=style)
 
 
-def print_wide(*shown: Any) -> None:
+def print_wide(*renderables: Any) -> None:
     """Print tables, at `WIDE` characters where there is no terminal."""
     out = Terminal()
     if not out.is_terminal:
         out = Terminal(width=WIDE)
-    for one in shown:
-        out.print(one)
+    for renderable in renderables:
+        out.print(renderable)
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = ()) -> Table:

@@ -198,9 +198,9 @@ class Client:
     async def _identify(self, model: str) -> None:
         path = "/v1/models"
         body = await self._get(path)
-        listed = await run_sync(lambda: ModelList.parse(read_json(body, what=path), where=path))
-        self.engine = engine_of(listed)
-        names = [one.id for one in listed.data]
+        models = await run_sync(lambda: ModelList.parse(read_json(body, what=path), where=path))
+        self.engine = engine_of(models)
+        names = [one.id for one in models.data]
         if model and model not in names and self.engine.name != "playground":
             raise ConfigError(f"model must be one of {', '.join(names)[:400]}, got {model!r:.80}.")
         self.model = model or names[0]

@@ -263,12 +263,12 @@ ENGINES = (
 )
 
 
-def engine_of(listed: ModelList) -> Engine:
+def engine_of(models: ModelList) -> Engine:
     """The engine whose list of models this is.
 
     Raises ConfigError: the engine is not supported, or lists no model.
     """
-    owners = [one.owned_by for one in listed.data]
+    owners = [one.owned_by for one in models.data]
     for engine in ENGINES:
         if engine.owner in owners:
             return engine

@@ -336,11 +336,9 @@ class Measurement:
                 limits=self.plan.limits,
                 cancelled=self._is_over,
                 undisturbed=live is None,
-                stored={
-                    "method_title": configuration.title,
-                    "benchmark_id": self.benchmark_id,
-                    "labels": self._labels(request),
-                },
+                title=configuration.title,
+                labels=self._labels(request),
+                benchmark_id=self.benchmark_id,
                 run=run,
             )
 

@@ -245,21 +245,21 @@ class Catalog:
 
 
 def catalog_within(
-    catalog: Catalog, targets: Sequence[str], opened: Sequence[str], *, may_open: bool = False
+    catalog: Catalog, targets: Sequence[str], places: Sequence[str], *, may_open: bool = False
 ) -> Catalog:
     """The catalog with further targets; its settings may name no other paths.
 
     Args:
         targets: presets, local folders, .gguf files or hub ids.
-        opened: folders with all their contents, files, or hub ids that settings may name.
+        places: folders with all their contents, files, or hub ids that settings may name.
         may_open: whether the page may add targets by path or hub id.
 
     Raises SourceError: a target is none of these.
     """
     specs = {name: presets.resolve(name) for name in targets}
     configs = [preset.config.model_dump() for preset in catalog.presets.values()]
-    named = [config.get(key) for config in configs for key in ("speculative_model", "datastore")]
-    allowed = AllowedPaths([*targets, *opened, *(name for name in named if name)])
+    weights = [config.get(key) for config in configs for key in ("speculative_model", "datastore")]
+    allowed = AllowedPaths([*targets, *places, *filter(None, weights)])
     within = dataclasses.replace(
         catalog,
         targets={**catalog.targets, **specs},
@@ -267,7 +267,7 @@ def catalog_within(
         resolve=allowed.resolve,
         locate=allowed.locate,
         may_open=may_open,
-        admit=allowed.opened.append,
+        admit=allowed.places.append,
     )
     within.add_drafters()
     return within
@@ -277,7 +277,7 @@ def catalog_within(
 class AllowedPaths:
     """The hub ids, files and folders that settings may name besides presets."""
 
-    opened: list[str]
+    places: list[str]
 
     def resolve(self, name: str) -> TargetSpec:
         """As `presets.resolve`; raises SourceError: the page may not use it."""
@@ -291,7 +291,7 @@ class AllowedPaths:
 
     def _check(self, name: str, kind: Shipped = "drafters") -> None:
         try:
-            is_open = name in presets.targets() or name in self.opened
+            is_open = name in presets.targets() or name in self.places
             is_open = is_open or presets.locate(name, kind) != name or self._is_inside(name)
         except (OSError, ValueError, RuntimeError):  # not a valid path: a NUL, too long, ~nobody
             is_open = False
@@ -304,6 +304,6 @@ class AllowedPaths:
     def _is_inside(self, name: str) -> bool:
         """Whether the path, with links resolved, exists in an allowed folder."""
         path = Path(name).expanduser().resolve()
-        folders = [*SHIPPED, *(Path(one).expanduser() for one in self.opened)]
+        folders = [*SHIPPED, *(Path(place).expanduser() for place in self.places)]
         inside = any(path.is_relative_to(folder.resolve()) for folder in folders)
         return inside and path.exists()

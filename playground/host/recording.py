@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -197,7 +197,9 @@ def decode_and_record(
     limits: Limits,
     cancelled: Callable[[], bool],
     run: LiveRun,
-    stored: Mapping[str, Any] | None = None,
+    title: str = "",
+    labels: Mapping[str, str] = {},
+    benchmark_id: str | None = None,
     before: Callable[[], None] = lambda: None,
     prefilled: Callable[[int], None] = lambda num_tokens: None,
     each: Callable[[Record], None] = lambda record: None,
@@ -207,7 +209,7 @@ def decode_and_record(
     """Decode one prompt, and record the run in the log and in `run`.
 
     Args:
-        stored: further fields of the log's `NewRun`, e.g. its labels.
+        title: of the method; by default that of its class.
         before: called once the run is in the log, before its prefill.
         prefilled: called with the number of prompt tokens in the cache so far.
         each: called with every record after it was queued.
@@ -217,7 +219,9 @@ def decode_and_record(
     """
     new = NewRun(
         target=target.name,
-        method_title=type(config).title,
+        method_title=title or type(config).title,
+        benchmark_id=benchmark_id,
+        labels=labels,
         **_settings(config, sampling, limits),
         prompt_ids=prompt.token_ids,
         prompt_text=prompt.text,
@@ -226,7 +230,7 @@ def decode_and_record(
         device=str(target.device),
         environment=environment(target),
     )
-    run.log_id = log.begin(replace(new, **(stored or {})))
+    run.log_id = log.begin(new)
     with Recording(log, run, target, limits) as recording:
         before()
         records: Iterable[Record] = decode(

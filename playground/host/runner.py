@@ -203,8 +203,8 @@ class EngineHost:
     def _next_job(self) -> tuple[LiveRun, Work] | None:
         with self._wake:
             self._busy = False
-            begun = self._wake.wait_for(lambda: self._waiting or self._closing, RELEASE_S)
-        if not begun:
+            has_work = self._wake.wait_for(lambda: self._waiting or self._closing, RELEASE_S)
+        if not has_work:
             attempt(partial(self._models.release, idle=True), where="work between jobs")
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closing)
@@ -318,7 +318,8 @@ class EngineHost:
             prefilled=prefilled,
             each=time_plain_after,
             prefix_caching=True,
-            stored={"method_title": request.title, "labels": {PARENT: parent} if parent else {}},
+            title=request.title,
+            labels={PARENT: parent} if parent else {},
             run=run,
         )
 

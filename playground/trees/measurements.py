@@ -83,7 +83,7 @@ class Measurements:
             limits=Limits(max_new_tokens=TEXT_TOKENS),
             cancelled=run.cancel_requested.is_set,
             prefix_caching=True,
-            stored={"labels": {"suite": item.suite, "category": item.category, "prompt": item.id}},
+            labels={"suite": item.suite, "category": item.category, "prompt": item.id},
             run=answer,
         )
         if run.cancel_requested.is_set():

@@ -147,7 +147,7 @@ class DeployPage:
 
     def _updates(self, form: ExportForm) -> Updates:
         exports = exports_of(form, self._log, self._catalog)
-        form, source, export = exports.form, exports.source, exports.shown
+        form, source, export = exports.form, exports.source, exports.selected
         title = f"{source.title} · {source.target} · {form.of}"
         engines = [engine_choice(one, exports.gguf) for one in exports.engines]
         engine = find_engine(form.engine)
@@ -254,11 +254,11 @@ MACROS: Any = HTML.from_string(
 
 def verdict_html(exports: Exports) -> str:
     """Why the engine refuses the method, or what the export loses."""
-    export, part = exports.shown, exports.source.config.title
+    export, part = exports.selected, exports.source.config.title
     if export.refusal:
         return str(MACROS.refusal(export))
     alone = f"No engine runs this combination as it is. Below is {part}; choose a part on the left."
-    hint = sentence_html(alone) if exports.chosen else ""
+    hint = sentence_html(alone) if exports.is_automatic else ""
     own = [one for one in export.warnings if one != exports.gguf]
     return hint + str(MACROS.list("warning", "What changes in this engine", own))
 

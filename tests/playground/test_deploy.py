@@ -55,14 +55,16 @@ def test_a_combination_is_exported_by_its_parts(log: RunLog, shipped: Catalog) -
     """What no engine takes as a whole opens on the part that one takes, and that engine."""
     run = log.begin(new_run(target=LLAMA, method=COMBINED))
     exports = exports_of(ExportForm(of=f"run:{run}"), log, shipped)
-    assert exports.chosen and exports.form.part == "retrieval" and not exports.shown.refusal
+    assert (
+        exports.is_automatic and exports.form.part == "retrieval" and not exports.selected.refusal
+    )
     assert [name for _, name in exports.parts] == ["whole", "retrieval", "model"]
     assert [title for title, _ in exports.parts][1] == "Suffix alone"
-    assert "7" in next(iter(exports.shown.files.values()))
+    assert "7" in next(iter(exports.selected.files.values()))
     model = exports_of(ExportForm(of=f"run:{run}", part="model", engine="vllm"), log, shipped)
-    assert "org/draft" in next(iter(model.shown.files.values())) and not model.chosen
+    assert "org/draft" in next(iter(model.selected.files.values())) and not model.is_automatic
     whole = exports_of(ExportForm(of=f"run:{run}", part="whole"), log, shipped)
-    assert whole.shown.refusal and all(one.refusal for one in whole.engines)
+    assert whole.selected.refusal and all(one.refusal for one in whole.engines)
     assert "part=model" in model.form.link and "--part model" in model.form.command
     single = log.begin(new_run(target=LLAMA))
     assert "part" not in exports_of(ExportForm(of=f"run:{single}"), log, shipped).form.link
@@ -132,7 +134,7 @@ def test_the_embedded_target_is_a_gguf_file_which_is_said_once(
 ) -> None:
     form = ExportForm(of="method:ngram", target="smollm2-135m-instruct", engine="vllm")
     exports = exports_of(form, log, shipped)
-    vllm, llama = exports.shown, next(one for one in exports.engines if one.engine == "llamacpp")
+    vllm, llama = exports.selected, next(one for one in exports.engines if one.engine == "llamacpp")
     assert exports.gguf.startswith("The target is a GGUF file, for llama.cpp and Ollama.")
     assert exports.gguf in vllm.warnings and "original weights" in exports.gguf
     assert "-m SmolLM2-135M-Instruct.Q4_1.gguf" in llama.files["serve.sh"]

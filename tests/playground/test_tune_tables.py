@@ -34,7 +34,7 @@ def tables_for(log: RunLog, case: Case, config: MethodConfig) -> list[str]:
 
 
 def stored_run(
-    log: RunLog, case: Case, prompt: list[int], config: MethodConfig | None = None, **stored: Any
+    log: RunLog, case: Case, prompt: list[int], config: MethodConfig | None = None, **more: Any
 ) -> str:
     """A real run in the log; returns its id."""
     config = config or AutoregressiveConfig()
@@ -48,7 +48,7 @@ def stored_run(
         sampling=Sampling(),
         limits=LIMITS,
         cancelled=lambda: False,
-        stored=stored,
+        **more,
         run=run,
     )
     assert run.log_id is not None
