@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import Field
 
 from engine.metrics import Metrics
 from storage import Status, StepRow
@@ -29,17 +28,7 @@ MAX_STEP_BYTES = 64_000_000
 """Memory for the steps of a run."""
 BYTES_PER_STEP, BYTES_PER_NODE = 1500, 200
 """Upper bounds of the memory of a step, and of each node of its tree."""
-
-
-def _check_run_id(value: str) -> str:
-    if not re.fullmatch("[ -~]{1,64}", value):
-        raise ValueError(
-            f"a run's id must be 1 to 64 printable ASCII characters, got {value!r:.80}"
-        )
-    return value
-
-
-RunId = Annotated[str, AfterValidator(_check_run_id)]
+RunId = Annotated[str, Field(pattern=r"^[ -~]{1,64}$")]
 """A well-formed id; the log may have no such run."""
 
 
