@@ -12,10 +12,10 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from anyio.to_thread import run_sync
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -26,7 +26,7 @@ from engine.grammar import choice_grammar
 from playground.api import fields
 from playground.api.answer import Answer, Disconnected, speculative_decoding, timings, usage
 from playground.api.models import SEPARATOR, Model, list_models, model_of
-from playground.api.protocol import Endpoints, RequestBody, read_body
+from playground.api.protocol import Endpoints, PromptText, RequestBody, StopTexts, read_body
 from playground.host.live import Message
 from playground.host.request import MAX_PROMPT_CHARS
 
@@ -120,7 +120,7 @@ class GenerationRequest(RequestBody):
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | list[str] = []
+    stop: StopTexts = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     speculative: bool = True
@@ -172,12 +172,11 @@ class GenerationRequest(RequestBody):
 
     @property
     def limits(self) -> Limits:
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop
         return Limits.parse(
             {
                 "max_new_tokens": self.limit,
                 "ignore_eos": self.ignore_eos,
-                "stop": [text for text in texts if text],
+                "stop": self.stop,
                 "stop_token_ids": self.stop_token_ids,
             }
         )
@@ -203,17 +202,7 @@ class CompletionRequest(GenerationRequest):
 
     max_tokens: int = Field(16, ge=1, le=MAX_TOKENS)
     """The default is OpenAI's."""
-    prompt: str | list[str]
-
-    @model_validator(mode="after")
-    def _check_prompt(self) -> Self:
-        if not isinstance(self.prompt, str) and len(self.prompt) != 1:
-            raise ValueError("prompt must be a single text; send one request per prompt")
-        return self
-
-    @property
-    def text(self) -> str:
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+    prompt: PromptText
 
 
 class OpenAI(Endpoints):
@@ -249,9 +238,7 @@ class OpenAI(Endpoints):
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
-        if not 0 < len(body.text) <= MAX_PROMPT_CHARS:
-            raise ConfigError(f"prompt must have 1 to {MAX_PROMPT_CHARS} characters.")
-        return await self._complete(request, body, prompt=body.text)
+        return await self._complete(request, body, prompt=body.prompt)
 
     async def _complete(
         self,

@@ -7,11 +7,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
-from pydantic import ConfigDict, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,6 +24,7 @@ from engine.safe_text import read_json, short
 from playground.api.answer import RunFailedError
 from playground.api.fields import NeutralValues, is_neutral
 from playground.api.models import UnknownModelError
+from playground.host.request import MAX_PROMPT_CHARS
 from playground.host.runner import ClosingError, EngineHost, QueueFullError
 from storage import StorageError
 
@@ -39,6 +40,18 @@ STATUSES = {
 }
 """HTTP statuses by class of error; the first match counts."""
 Body = TypeVar("Body", bound="RequestBody")
+PromptText = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_PROMPT_CHARS),
+    BeforeValidator(lambda raw: raw[0] if isinstance(raw, list) and len(raw) == 1 else raw),
+]
+"""A text, or a list of one."""
+StopTexts = Annotated[
+    list[str],
+    BeforeValidator(lambda raw: [raw] if isinstance(raw, str) else raw),
+    AfterValidator(lambda texts: [text for text in texts if text]),
+]
+"""A text or a list of texts, of which the empty ones are dropped."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 

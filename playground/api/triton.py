@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from anyio.to_thread import run_sync
-from pydantic import Field, field_validator
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,8 +21,7 @@ from engine.config import Limits, Sampling
 from playground.api import fields
 from playground.api.answer import Answer, timings
 from playground.api.models import model_of
-from playground.api.protocol import Endpoints, RequestBody, read_body
-from playground.host.request import MAX_PROMPT_CHARS
+from playground.api.protocol import Endpoints, PromptText, RequestBody, StopTexts, read_body
 from playground.host.runner import EngineHost
 
 VERSION = "1"
@@ -42,9 +41,9 @@ class TritonRequest(RequestBody):
 
     ignored, refused = fields.TRITON_IGNORED, fields.TRITON_REFUSED
 
-    text_input: str = Field(min_length=1, max_length=MAX_PROMPT_CHARS)
+    text_input: PromptText
     max_tokens: int = Field(DEFAULT_TOKENS, ge=1, le=1_000_000)
-    stop_words: list[str] = []
+    stop_words: StopTexts = []
     temperature: float | None = None
     """None = 1 if `top_k` or `top_p` restrict the tokens, else 0 (greedy)."""
     top_k: int = 0
@@ -58,19 +57,6 @@ class TritonRequest(RequestBody):
     """Largest number of draft tokens per step; 0 = plain decoding."""
     use_draft_logits: bool | None = None
     """Whether draft tokens are sampled and verified with the draft model's distributions."""
-
-    @field_validator("text_input", mode="before")
-    @classmethod
-    def _one_text(cls, value: object) -> object:
-        """A batch of one is one text."""
-        return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-    @field_validator("stop_words", mode="before")
-    @classmethod
-    def _words(cls, value: object) -> object:
-        """A string is a list of one; empty strings are dropped."""
-        words = [value] if isinstance(value, str) else value
-        return [word for word in words if word] if isinstance(words, list) else value
 
     @property
     def sampling(self) -> Sampling:

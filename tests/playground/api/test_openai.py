@@ -143,7 +143,7 @@ REFUSED: list[tuple[str, object, str]] = [
     ("chat", {"model": "tiny:none"}, "none"),
     ("chat", {"stop": ["x"] * 17}, "stop"),
     *(("text", {"prompt": prompt}, "prompt") for prompt in ("", [1, 2])),
-    ("text", {"prompt": ["a", "b"]}, "single text"),
+    ("text", {"prompt": ["a", "b"]}, "prompt must be a valid string"),
     ("text", {"prompt": "a" * 1_000_000}, "characters"),
     ("text", {"prompt": "many words " * 400}, "context"),
 ]
