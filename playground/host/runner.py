@@ -85,13 +85,6 @@ class EngineHost:
         """The target in memory, if any."""
         return self._models.loaded
 
-    def load(self, spec: TargetSpec, dtype: str, *, owner: str) -> LiveRun:
-        def work(run: LiveRun) -> dict[str, Any]:
-            self.prepare(run, spec, dtype)
-            return {"text": "ready"}
-
-        return self.submit(work, owner=owner)
-
     def generate(self, request: GenerateRequest, *, owner: str) -> LiveRun:
         """Queue a run; an unfinished run of the same owner is cancelled.
 

@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import gradio as gr
-from anyio.to_thread import run_sync
 
-from engine import formats
 from engine.model.facts import has_chat_template
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.fastest import OWNER, plan_of
@@ -21,7 +19,6 @@ from playground.host.request import (
     DTYPES,
     FormValues,
     config_of,
-    read_dtype,
     read_request,
     read_run_id,
 )
@@ -125,9 +122,7 @@ class GeneratePage:
         with gr.Group():
             self.target = gr.Dropdown(targets, label="Target", elem_id="pg-target")
             self.opener = TargetOpener(self.host)
-            with gr.Row(elem_id="pg-load-row"):
-                self.dtype = gr.Dropdown(DTYPES, label="dtype", elem_id="pg-dtype", min_width=120)
-                self.load = gr.Button("Load now", elem_id="pg-load", min_width=80)
+            self.dtype = gr.Dropdown(DTYPES, label="dtype", elem_id="pg-dtype")
             self.target_state = gr.HTML(self.describe_target(), elem_id="pg-target-state")
             picked = self.catalog.first_method(first)
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
@@ -188,6 +183,7 @@ class GeneratePage:
         ]
         for stream in self.streams:
             stream.then(self.describe_status, self.method_inputs, self.status_outputs, **RAW)
+            stream.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
 
         def draft_by_text(spec: Any, form: Any) -> Any:
             match spec, with_text_drafting(form):
@@ -212,6 +208,7 @@ class GeneratePage:
             [self.method, self.unavailable],
             **RAW,
         )
+        self.target.change(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
         self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **UNQUEUED)
         form = [self.method, self.form.spec]
         self.method.change(self.pick_method, form, self.form.spec, **RAW)
@@ -284,28 +281,6 @@ class GeneratePage:
                 yield {**opened, "chat": linked_id}
         else:  # Gradio clears an output that a generator yields nothing for
             yield gr.skip()
-
-    async def load_target(
-        self, target: Any, dtype: Any, tab: Any, request: gr.Request
-    ) -> AsyncIterator[str]:
-        """Load a target; yields the progress as HTML."""
-        started = await attempt_aside(
-            lambda: self.host.load(
-                self.catalog.target(target), read_dtype(dtype), owner=owner_of(tab, request)
-            ),
-            where="loading the target",
-        )
-        if isinstance(started, Fault):
-            yield sentence_html(started)
-            return
-        async for message in follow(RunStream([started], self.host.ahead_of)):
-            status = message["status"][started.id]
-            share = status["progress"]
-            done = "" if share is None else f" … {formats.percent(share)}"
-            yield sentence_html(f"{status['text']}{done}")
-        yield (
-            sentence_html(started.error) if started.error else await run_sync(self.describe_target)
-        )
 
     def describe_target(self) -> str:
         """The loaded target in one line."""
@@ -404,14 +379,7 @@ class GeneratePage:
 
     def listen_to_opener(self, page: gr.Blocks, others: Sequence[gr.Dropdown]) -> None:
         """Open targets by path or hub id; a target picked here is picked on all pages."""
-        opened = self.opener.listen(self.dtype, self.target, others)
-        loads = [self.target, self.dtype, self.tab]
-        for event in (self.load.click, opened.success):
-            loaded = event(
-                self.load_target, loads, self.target_state, api_name="load", **RAW_QUEUED
-            )
-            loaded.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
-        self.target.change(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
+        self.opener.listen(self.dtype, self.target, others)
         same = f"(target) => Array({len(others)}).fill(target)"
         self.target.input(None, self.target, list(others), js=same, **UNQUEUED)
         pickers = [self.target, *others]

@@ -13,7 +13,7 @@ from playground.host.catalog import Catalog
 from playground.host.local_drafters import draft_models_of, heads_of
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
-from playground.web.forms import RAW, Updates, on_fault
+from playground.web.forms import RAW, Updates
 from playground.web.results import definitions_html, sentence_html, show_fault_in, state_html
 from presets import same_model
 
@@ -33,57 +33,38 @@ class TargetOpener:
                 placeholder="/models/my-model, ~/model.gguf or owner/model",
                 elem_id="pg-open-place",
             )
-            with gr.Row():
-                self.inspect = gr.Button("Inspect it", min_width=80, elem_id="pg-open-look")
-                self.open = gr.Button(
-                    "Open",
-                    min_width=80,
-                    variant="primary",
-                    interactive=False,
-                    elem_id="pg-open-open",
-                )
+            self.open = gr.Button("Open", variant="primary", elem_id="pg-open")
             self.facts = gr.HTML(elem_id="pg-open-facts")
 
-    def listen(self, dtype: gr.Dropdown, target: gr.Dropdown, others: Sequence[Any]) -> Any:
-        """Inspect a path or hub id, and open it as the picked target.
+    def listen(self, dtype: gr.Dropdown, target: gr.Dropdown, others: Sequence[Any]) -> None:
+        """Show a target's facts and pick it, unless they say why it cannot be loaded.
 
         Args:
             others: target pickers of other pages, which then list it, too.
-
-        Returns:
-            The event that opens it.
         """
-        events = [self.inspect.click, self.place.submit]
-        # A request to the hub may take seconds to fail.
-        gr.on(events, lambda: sentence_html("Looking …"), None, self.facts, **RAW).then(
-            self.show, [self.place, dtype], [self.facts, self.open], **RAW
-        )
-        self.place.input(lambda: gr.Button(interactive=False), None, self.open, **RAW)
-        target.input(lambda: "", None, self.facts, **RAW)  # they are another target's
 
         @show_fault_in(self.facts, where="opening a target")
-        def add(place: Any) -> Updates:
-            name = self._catalog.open(place).name
-            picked = gr.update(choices=self._catalog.target_choices(), value=name)
-            return {**self.menus(others), target: picked}
+        def open_target(place: Any, dtype: Any) -> Updates:
+            spec, host = self._catalog.find_target(place), self._host
+            kind = read_dtype(dtype)
+            facts = facts_of(spec, dtype=kind, device=host.device, cache_dir=host.cache_dir)
+            html = definitions_html(rows_of(self._catalog, spec, facts))
+            if facts.fault is not None:
+                return {self.facts: html + state_html("", "", error=facts.fault)}
+            self._catalog.open(place)
+            picked = gr.update(choices=self._catalog.target_choices(), value=spec.name)
+            return {self.facts: html, **self.menus(others), target: picked}
 
-        return self.open.click(add, self.place, [self.facts, target, *others], **RAW)
+        events = [self.open.click, self.place.submit]
+        # A request to the hub may take seconds to fail.
+        gr.on(events, lambda: sentence_html("Looking …"), None, self.facts, **RAW).then(
+            open_target, [self.place, dtype], [self.facts, target, *others], **RAW
+        )
+        target.input(lambda: "", None, self.facts, **RAW)  # they are another target's
 
     def menus(self, pickers: Sequence[Any]) -> Updates:
         """Updates of target pickers with all current targets."""
         return dict.fromkeys(pickers, gr.update(choices=self._catalog.target_choices()))
-
-    @on_fault(
-        lambda fault: (sentence_html(fault), gr.Button(interactive=False)),
-        where="inspecting a target",
-    )
-    def show(self, place: Any, dtype: Any) -> tuple[str, Any]:
-        """The facts of a target, and the button Open, enabled if it can be opened."""
-        spec, kind, host = self._catalog.find_target(place), read_dtype(dtype), self._host
-        facts = facts_of(spec, dtype=kind, device=host.device, cache_dir=host.cache_dir)
-        html = definitions_html(rows_of(self._catalog, spec, facts))
-        html += state_html("", "", error=facts.fault or "")
-        return html, gr.Button(interactive=facts.fault is None)
 
 
 def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tuple[str, str]]:

@@ -30,18 +30,19 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         tab = page.tab
         tab.get_by_text("Open a folder, a GGUF or a hub id").click()
         tab.fill("#pg-open-place textarea, #pg-open-place input", str(tmp_path))
-        tab.click("#pg-open-look")
+        tab.click("#pg-open")
         tab.locator("#pg-open-facts", has_text="config.json").wait_for()
-        assert tab.locator("#pg-open-open").is_disabled()
+        assert tab.input_value("#pg-target input") == "Tiny"
         tab.fill("#pg-open-place textarea, #pg-open-place input", str(other))
-        tab.click("#pg-open-look")
+        tab.click("#pg-open")
         tab.locator("#pg-open-facts", has_text="LlamaForCausalLM").wait_for()
         tab.screenshot(path=shots / "target.png")
-        tab.click("#pg-open-open")
-        tab.locator("#pg-target-state", has_text="other").wait_for()
+        wait_kept(tab, str(other))
+        assert served.host.loaded is None, "its facts are known before it is loaded"
         page.short(8)
         page.generate("On the opened one.")
         assert tab.inner_text("#pg-panel .on-target") == "on other", "every result names it"
+        tab.locator("#pg-target-state", has_text="other").wait_for()
         assert "LlamaForCausalLM" in tab.inner_text("#pg-open-facts")
         page.pick("target", "Tiny")
         tab.locator("#pg-open-facts", has_text="LlamaForCausalLM").wait_for(state="detached")

@@ -11,7 +11,6 @@ const BUTTONS = [
   ["Run again", "generate", "pg-again"],
   ["New chat", "generate", "pg-new"],
   ["Find the fastest method", "generate", "pg-fastest-start"],
-  ["Load the target now", "generate", "pg-load"],
   ["Run the comparison", "compare", "pg-cmp-run"],
 ];
 const MAX_SHOWN = 60, TRIES = 40, EVERY_MS = 50;
