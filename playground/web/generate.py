@@ -27,7 +27,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.address import address_js, link_params, switch_to
 from playground.web.benchmark import BenchmarkPage
-from playground.web.components import hidden_value, static_text, token_panels
+from playground.web.components import static_text, token_panels
 from playground.web.forms import (
     QUEUED,
     RAW,
@@ -144,8 +144,7 @@ class GeneratePage:
         self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self.mode_note = gr.HTML()
-        self.mode_parts = [self.target, self.mode, hidden_value(False), self.mode_note]
-        """The third: whether the page, not the user, chose Completion."""
+        self.mode_parts = [self.target, self.mode, self.mode_note]
         self._buttons()
         self.examples = Examples(self.catalog, self.target)
         gr.HTML(static_text("welcome.html"), elem_id="pg-welcome")
@@ -183,7 +182,7 @@ class GeneratePage:
         ]
         for stream in self.streams:
             stream.then(self.describe_status, self.method_inputs, self.status_outputs, **RAW)
-            stream.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
+            stream.then(self.fit_mode, self.mode_parts, self.mode_parts[1:], **RAW)
 
         def draft_by_text(spec: Any, form: Any) -> Any:
             match spec, with_text_drafting(form):
@@ -208,8 +207,8 @@ class GeneratePage:
             [self.method, self.unavailable],
             **RAW,
         )
-        self.target.change(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **RAW)
-        self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **UNQUEUED)
+        self.target.change(self.fit_mode, self.mode_parts, self.mode_parts[1:], **RAW)
+        self.mode.input(lambda: "", None, self.mode_note, **UNQUEUED)
         form = [self.method, self.form.spec]
         self.method.change(self.pick_method, form, self.form.spec, **RAW)
         changes = [self.target.change, self.form.values.change]
@@ -331,14 +330,14 @@ class GeneratePage:
         value = method if method in keys else self.catalog.first_method(str(target))
         return gr.update(choices=choices, value=value), self.describe_unavailable(target)
 
-    def fit_mode(self, target: Any, mode: Any, chosen_here: Any) -> tuple[Any, bool, str]:
+    def fit_mode(self, target: Any, mode: Any, note: Any) -> tuple[Any, Any]:
         """Switch to Completion for a target without a chat template, and later back to Chat.
 
         Args:
-            chosen_here: whether the page, not the user, chose the mode.
+            note: says that the page, not the user, chose the mode.
 
         Returns:
-            Values of `mode_parts` without the target.
+            Values of mode and note.
         """
         spec = self.catalog.targets.get(target) if isinstance(target, str) else None
         loaded = self.host.loaded
@@ -347,11 +346,9 @@ class GeneratePage:
         else:
             chats = None if spec is None else has_chat_template(spec)
         if chats is False and mode == "chat":
-            note = "This model has no chat template, so its prompt is continued as it is."
-            return "raw", True, sentence_html(note)
-        if chats is not False and chosen_here:
-            return "chat", False, ""
-        return gr.skip(), bool(chosen_here), gr.skip()
+            text = "This model has no chat template, so its prompt is continued as it is."
+            return "raw", sentence_html(text)
+        return ("chat", "") if note and chats is not False else (gr.skip(), gr.skip())
 
     def describe_unavailable(self, target: Any) -> str:
         """The methods that are not available for the target, and why, as HTML."""

@@ -116,11 +116,11 @@ def test_a_target_without_a_chat_template_is_completed(page: GeneratePage, tmp_p
     (tmp_path / "base" / "chat_template.jinja").unlink()
     chat = next(iter(page.catalog.targets))
     page.catalog.targets["base"] = base
-    mode, ours, note = page.fit_mode("base", "chat", False)
-    assert (mode, ours) == ("raw", True) and "no chat template" in note
-    assert page.fit_mode(chat, "raw", ours) == ("chat", False, ""), "as it was before"
+    mode, note = page.fit_mode("base", "chat", "")
+    assert mode == "raw" and "no chat template" in note
+    assert page.fit_mode(chat, "raw", note) == ("chat", ""), "as it was before"
     for target in ("base", chat):
-        kept = page.fit_mode(target, "raw", False)[0]
+        kept = page.fit_mode(target, "raw", "")[0]
         assert kept == gr.skip(), "the user's choice"
 
 
