@@ -178,11 +178,12 @@ class _Client:
                 update = json.loads(line[6:]) if line.startswith("data: [") else None
                 if not update:
                     continue
-                for status in update[0]["status"].values():
+                batches = json.loads(update[0]["batches"]).values()
+                for status in (batch["status"] for batch in batches):
                     if status["state"] in ("completed", "cancelled", "failed"):
                         self._stats.states[status["state"]] += 1
                         self._runs = [*self._runs[-20:], status["log_id"] or "none"]
-                if leaves and json.loads(update[0]["ev"]):
+                if leaves and any(batch.get("events") for batch in batches):
                     self._stats.states["left"] += 1
                     return
 

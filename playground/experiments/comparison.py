@@ -171,7 +171,7 @@ async def stream(job: Comparison, history: History) -> AsyncIterator[StreamMessa
     try:
         shown, last = 0, ""
         planned = await asyncio.to_thread(_planned, job)  # the first call reads presets
-        waiting = initial_message(status={}, runs=planned)
+        waiting = initial_message(runs=planned)
         while True:
             over, (number, runs) = job.over.is_set(), job.round
             if number > shown:
@@ -190,7 +190,7 @@ async def stream(job: Comparison, history: History) -> AsyncIterator[StreamMessa
         if isinstance(metas, Fault):
             yield {**fault_message(metas.sentence), "report": job.report}
             return
-        yield initial_message(status={}, runs=metas, resync=True, **_texts(job, final=True))
+        yield initial_message(runs=metas, resync=True, **_texts(job, final=True))
     finally:
         job.watchers -= 1
 
@@ -202,7 +202,7 @@ def reopen_message(race: Race, history: History) -> StreamMessage:
     if row.status == "interrupted":
         state |= {"state": "cancelled", "text": "interrupted; these are its measurements so far"}
     texts = {"compare": json.dumps(state), "report": race.to_json()}
-    return initial_message(status={}, runs=_metas(race, history), resync=True, **texts)
+    return initial_message(runs=_metas(race, history), resync=True, **texts)
 
 
 def fault_message(sentence: str, shown: object = None) -> StreamMessage:
@@ -213,7 +213,7 @@ def fault_message(sentence: str, shown: object = None) -> StreamMessage:
     """
     state = {**_state("", "failed", final=True), "error": sentence}
     current = shown if isinstance(shown, dict) and shown.get("stream") else None
-    return {**(current or initial_message(status={}, report="")), "compare": json.dumps(state)}
+    return {**(current or initial_message(report="")), "compare": json.dumps(state)}
 
 
 def _texts(job: Comparison, *, final: bool = False) -> dict[str, str]:

@@ -1,13 +1,14 @@
 """Messages to the browser during a run, and the data that a panel requests afterwards.
 
 A stream sends about twenty idempotent messages a second for one to four runs. A message has
-`stream` (its stream's id), `seq` (its number), the runs' metas, and per run: new events, status,
-figures and, once, how it ended. A lost message is repaired by `History.since`.
+`stream` (its stream's id), `seq` (its number), the runs' metas, and a batch per run: new events,
+status, figures and, once, how it ended. A lost message is repaired by `History.since`, whose
+answer is a batch, too.
 
-An event is `[run, n, pieces, accepted, kind, rejected, drafted, ms, at_s]`: `ms` has the
-milliseconds of each part of a `TimeSplit`, `at_s` is the time since the request. n counts a run's
-events from the prefill (0), so that the panel can ignore repeated events and request missing ones.
-Events are sent as JSON text: Gradio sends a yielded value as edits of the previous one, and its
+An event is `[n, pieces, accepted, kind, rejected, drafted, ms, at_s]`: `ms` has the milliseconds of
+each part of a `TimeSplit`, `at_s` is the time since the request. n counts a run's events from the
+prefill (0), so that the panel can ignore repeated events and request missing ones. The batches of
+a message are sent as JSON text: Gradio sends a yielded value as edits of the previous one, and its
 edits of nested lists remove the wrong items when several of them shrink.
 """
 
@@ -32,7 +33,7 @@ from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
 from playground.host.live import Finish, FirstToken, LiveRun, LiveRuns
 from playground.host.methods import stored_badge
-from playground.host.plain import PlainStep, stored_plain_step
+from playground.host.plain import stored_plain_step
 from playground.host.result import (
     figure_texts,
     result_of,
@@ -64,17 +65,16 @@ PARENT = "parent"
 MAX_TURNS = 50
 MAX_EVENTS = 2000
 """Of one answer to `since`."""
-NO_EVENTS = "[]"
+Batch = dict[str, Any]
 StreamMessage = dict[str, Any]
 
 
 # ---- one run's events and steps
 
 
-def step_event(run_id: str, row: StepRow) -> Event:
+def step_event(row: StepRow) -> Event:
     """A step for text and timeline: its pieces, rejected drafts, times."""
     return [
-        run_id,
         row.index + 1,
         list(row.committed_texts),
         len(row.accepted),
@@ -114,7 +114,7 @@ def step_detail(row: StepRow) -> dict[str, Any]:
 
 def _end(run: LiveRun) -> dict[str, Any] | None:
     """How a text ended; `units` is its length in UTF-16 code units, as JavaScript counts."""
-    if (finish := run.finish) is None:
+    if not run.over.is_set() or (finish := run.finish) is None:
         return None
     return {
         "n": run.num_events,
@@ -124,24 +124,13 @@ def _end(run: LiveRun) -> dict[str, Any] | None:
     }
 
 
-def live_figures(run: LiveRun) -> dict[str, Any] | None:
-    """A live run's figures; None before the first."""
-    if run.metrics is None:
-        return None
-    return _figures(asdict(run.metrics), run.plain, run.meta, over=run.over.is_set())
-
-
-def _figures(
-    metrics: Mapping[str, Any], plain: PlainStep | None, meta: Mapping[str, Any], *, over: bool
-) -> dict[str, Any]:
-    """The figures of a run as numbers and as texts, and the sentence of its result.
-
-    Args:
-        over: whether no more steps will come.
-    """
+def figures_of(run: LiveRun, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a run as numbers and as texts, and the sentence of its result."""
     figures = {name: value for name, value in metrics.items() if name != "plain"}
-    is_plain = meta.get("decoding_type") == PLAIN
-    result = result_of(metrics, plain, is_plain=is_plain) or (too_short(metrics) if over else None)
+    is_plain = run.meta.get("decoding_type") == PLAIN
+    result = result_of(metrics, run.plain, is_plain=is_plain)
+    if result is None and run.over.is_set():
+        result = too_short(metrics)
     return {**figures, "texts": figure_texts(figures), "result": result}
 
 
@@ -199,17 +188,17 @@ class RunStream:
 
     def next(self) -> StreamMessage | None:
         """The next message; None when nothing has changed since the last."""
-        over = [run for run in self.runs if run.over.is_set()]
-        news = {
-            "ev": json.dumps([event for run in self.runs for event in self._new_events(run)]),
-            "status": {run.id: status_of(run, self._ahead_of(run)) for run in self.runs},
-            "figures": {run.id: live_figures(run) for run in self.runs if run.metrics},
-            "ends": {run.id: end for run in over if (end := _end(run)) is not None},
+        self.done = all(run.over.is_set() for run in self.runs)  # no more events will come
+        batches = {
+            run.id: _batch_of(run, self._sent[run.id], ahead=self._ahead_of(run))
+            for run in self.runs
         }
-        self.done = len(over) == len(self.runs)
-        if news == self._last and not self.done:
+        if batches == self._last and not self.done:
             return None
-        self._last = {**news, "ev": NO_EVENTS}
+        self._last = {run_id: {**batch, "events": []} for run_id, batch in batches.items()}
+        for run_id, batch in batches.items():
+            if batch["events"]:
+                self._sent[run_id] = batch["events"][-1][0] + 1
         self._seq += 1
         last = self.runs[-1]
         unanswered = last.over.is_set() and last.finish is None
@@ -219,22 +208,14 @@ class RunStream:
             "runs": [run.meta for run in self.runs if run.meta],
             # The run that a next turn continues; one without an answer is skipped.
             "chat": last.meta.get("parent") if unanswered else last.id,
-            **news,
+            "batches": json.dumps(batches),
         }
 
-    def _new_events(self, run: LiveRun) -> list[Event]:
-        events = events_of(run, self._sent[run.id])
-        if events is None:  # the page requests what it has missed
-            self._sent[run.id] = run.rows.first + 1
-            events = events_of(run, self._sent[run.id]) or []
-        self._sent[run.id] += len(events)
-        return events
 
-
-def events_of(run: LiveRun, start: int, log: RunLog | None = None) -> list[Event] | None:
+def events_of(run: LiveRun, start: int, log: RunLog | None = None) -> list[Event]:
     """At most `MAX_EVENTS` events from number `start` on, from memory or else from the log.
 
-    None where some of them are only in the log, and no log is given.
+    Without a log, those that are no longer in memory are skipped: the page requests them.
     """
     if run.first is None:
         return []
@@ -242,16 +223,40 @@ def events_of(run: LiveRun, start: int, log: RunLog | None = None) -> list[Event
     rows: Sequence[StepRow] | None = run.rows.read(at, at + MAX_EVENTS)
     if rows is None and log is not None:
         rows = log.steps(run.log_id or "", at, at + MAX_EVENTS)
-    if rows is None:
-        return None
-    first, steps = run.first, [step_event(run.id, row) for row in rows]
-    prefill = [run.id, 0, [first.text], 0, PREFILL, [], 0, [], first.ttft_s]
+    elif rows is None:
+        start = run.rows.first + 1
+        rows = run.rows.read(start - 1, start - 1 + MAX_EVENTS) or ()
+    first, steps = run.first, [step_event(row) for row in rows]
+    prefill = [0, [first.text], 0, PREFILL, [], 0, [], first.ttft_s]
     return steps if start else [prefill, *steps]
 
 
-def status_of(run: LiveRun, ahead: int, stored: RunDetail | None = None) -> dict[str, Any]:
-    """A run's state for the panel's header; `stored` has the figures of a stored run."""
+def _batch_of(
+    run: LiveRun,
+    start: int,
+    *,
+    ahead: int = 0,
+    log: RunLog | None = None,
+    stored: RunDetail | None = None,
+) -> Batch:
+    """What a panel shows of a run, with its events from `start` on; no figures before the first.
+
+    Args:
+        stored: the run as it is in the log, if it is only there.
+    """
+    end = _end(run)  # before the events: a run that has ended gets no more
+    events = events_of(run, start, log)
     metrics = stored.metrics if stored else asdict(run.metrics) if run.metrics else {}
+    figures = figures_of(run, metrics) if metrics else None
+    if stored and not metrics:  # of an interrupted run, the log has some from its steps
+        figures = {name: getattr(stored, name) for name in get_args(Figure)}
+        figures["texts"] = figure_texts(figures)
+    status = status_of(run, ahead, metrics)
+    return {"events": events, "status": status, "figures": figures, "end": end}
+
+
+def status_of(run: LiveRun, ahead: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's state for the panel's header."""
     return {
         "state": run.state,
         "text": run.status_text(ahead),
@@ -267,14 +272,15 @@ def status_of(run: LiveRun, ahead: int, stored: RunDetail | None = None) -> dict
 
 def initial_message(**more: Any) -> StreamMessage:
     """The first message of a new stream, without runs unless `more` has some."""
-    nothing = {"seq": 0, "runs": [], "chat": None, "ev": NO_EVENTS}
+    nothing = {"seq": 0, "runs": [], "chat": None, "batches": "{}"}
     return {"stream": secrets.token_urlsafe(9), **nothing, **more}
 
 
 def refusal(sentence: str, chat: object) -> StreamMessage:
     """A message that shows an error, but leaves the panel's text unchanged."""
     status = {"state": "failed", "text": "", "progress": None, "error": sentence, "log_id": None}
-    return initial_message(chat=chat if isinstance(chat, str) else None, status={"": status})
+    batches = json.dumps({"": {"status": status}})
+    return initial_message(chat=chat if isinstance(chat, str) else None, batches=batches)
 
 
 async def follow(stream: RunStream, *, resync: bool = False) -> AsyncIterator[StreamMessage]:
@@ -333,8 +339,8 @@ class History:
         run.meta = {**run.meta, "answered_by": self._earlier_runs(run_id)}
         return run
 
-    def since(self, run_id: str, have: int) -> dict[str, Any]:
-        """Events from number `have` on, and the state and figures of the run.
+    def since(self, run_id: str, have: int) -> Batch:
+        """A batch with the events from number `have` on; `more`: whether there are further ones.
 
         Raises ConfigError: there is no such run.
         """
@@ -342,14 +348,8 @@ class History:
         if live is None:
             stored = stored_run(self._log, run_id)
             live = _restored(stored)
-        events = events_of(live, have, self._log) or []
-        return {
-            "ev": [[run_id, *event[1:]] for event in events],
-            "more": have + len(events) < live.num_events,
-            "status": status_of(live, 0, stored),
-            "figures": live_figures(live) if stored is None else self._stored_figures(stored),
-            "end": _end(live) if live.over.is_set() else None,
-        }
+        batch = _batch_of(live, have, log=self._log, stored=stored)
+        return {**batch, "more": have + len(batch["events"]) < live.num_events}
 
     def step(self, run_id: str, index: int) -> dict[str, Any]:
         """One step with its draft tree. Raises ConfigError: there is no such run or step."""
@@ -411,19 +411,9 @@ class History:
             earlier.insert(0, run_id := parent)
         return earlier
 
-    def _stored_figures(self, detail: RunDetail) -> dict[str, Any]:
-        """A run's figures; of an interrupted run, those that the log has from its steps."""
-        if detail.metrics:
-            # The speedup of an experiment's runs is in its report.
-            plain = None if detail.experiment else stored_plain_step(detail.metrics)
-            over = detail.status != "running"
-            return _figures(detail.metrics, plain, _stored_meta(detail), over=over)
-        figures = {name: getattr(detail, name) for name in get_args(Figure)}
-        return {**figures, "texts": figure_texts(figures)}
-
 
 def find_run(runs: LiveRuns, log: RunLog, run_id: str) -> LiveRun | None:
-    """A run from memory, or from the log without its steps and figures."""
+    """A run from memory, or from the log without its steps and metrics."""
     if (live := runs.get(run_id)) is not None:
         return live
     return None if (stored := log.get(run_id)) is None else _restored(stored)
@@ -437,7 +427,7 @@ def parent_id(runs: LiveRuns, run: LiveRun) -> str | None:
 
 
 def _restored(stored: RunDetail) -> LiveRun:
-    """A stored run as it was in memory, without its steps and figures."""
+    """A stored run as it was in memory, without its steps and metrics."""
     words = REASON_WORDS.get(stored.finish_reason or "", stored.status)
     run = LiveRun(
         owner="",
@@ -450,6 +440,8 @@ def _restored(stored: RunDetail) -> LiveRun:
         log_id=stored.id,
         finish=Finish(stored.finish_reason, stored.text),
         notes=notes_of(stored.environment),
+        # The speedup of an experiment's runs is in its report.
+        plain=None if stored.experiment else stored_plain_step(stored.metrics),
     )
     if stored.first_token_id is not None:
         run.first = FirstToken(stored.first_text, stored.ttft_s or 0.0)

@@ -93,11 +93,12 @@ class Watcher:
         self._pieces: dict[int, str] = {}
 
     def take(self, message: dict[str, Any]) -> None:
-        for status in message["status"].values():
+        for batch in json.loads(message["batches"]).values():
+            status = batch["status"]
             self.log_id = status["log_id"] or self.log_id
             self.state, self.error = status["state"], status["error"]
-        for _, number, pieces, *_ in json.loads(message["ev"]):
-            self._pieces[number] = "".join(pieces)
+            for number, pieces, *_ in batch.get("events", ()):
+                self._pieces[number] = "".join(pieces)
 
     @property
     def shown(self) -> str:

@@ -112,7 +112,7 @@ def picked(figures: Any) -> dict[str, Any]:
 def from_stream(one: OneRun) -> dict[str, Any]:
     message = RunStream([one.live], lambda _: 0).next()
     assert message is not None
-    return picked(message["figures"][one.live.id])
+    return picked(json.loads(message["batches"])[one.live.id]["figures"])
 
 
 def from_reopened_panel(one: OneRun) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def from_openai(one: OneRun) -> dict[str, Any]:
 
 
 def from_race(one: OneRun) -> dict[str, Any]:
-    events = History(LiveRuns(), one.log).since(one.detail.id, 0)["ev"]
-    tokens, at_s = sum(len(event[2]) for event in events), [event[8] for event in events]
+    events = History(LiveRuns(), one.log).since(one.detail.id, 0)["events"]
+    tokens, at_s = sum(len(event[1]) for event in events), [event[7] for event in events]
     raced = {"num_new_tokens": tokens, "tok_s": (tokens - 1) / (at_s[-1] - at_s[0])}
     return {**one.expected, **raced, "ttft_s": at_s[0], "num_steps": len(at_s) - 1}
 

@@ -36,14 +36,15 @@ def test_a_stream_has_every_event_and_what_was_missed_is_told_again(
         drafts.enter_context(held_drafts())
         run = start(host)
         messages = asyncio.run(collect(run))
-    events = [event for message in messages for event in json.loads(message["ev"])]
+    batches = [json.loads(message["batches"])[run.id] for message in messages]
+    events = [event for batch in batches for event in batch["events"]]
     assert [m["seq"] for m in messages] == list(range(len(messages))) and len(messages) > 1
-    assert [event[1] for event in events] == list(range(run.num_events))
-    assert "".join(piece for event in events for piece in event[2]) == "".join(run.pieces())
-    assert messages[-1]["status"][run.id]["state"] == "completed"
-    assert messages[-1]["ends"][run.id] == history.since(run.id, 0)["end"]
+    assert [event[0] for event in events] == list(range(run.num_events))
+    assert "".join(piece for event in events for piece in event[1]) == "".join(run.pieces())
+    assert batches[-1]["status"]["state"] == "completed"
+    assert batches[-1]["end"] == history.since(run.id, 0)["end"]
     for have in (0, 1, 5):
-        assert history.since(run.id, have)["ev"] == events[have:]
+        assert history.since(run.id, have)["events"] == events[have:]
 
 
 def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) -> None:
@@ -51,7 +52,7 @@ def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) ->
     assert run.log_id is not None
     memory, reopened = history.since(run.log_id, 0), History(LiveRuns(), host.log)
     stored = reopened.since(run.log_id, 0)
-    assert stored["ev"] == memory["ev"]
+    assert stored["events"] == memory["events"]
     (meta,) = reopened.show(run.log_id)["runs"]
     assert run.meta["temperature"] == meta["temperature"] == 0.7
     assert stored["end"] == memory["end"]
@@ -87,7 +88,7 @@ def test_a_badge_promises_what_the_target_computes(
 ) -> None:
     """The tiny target has no kernels: in bfloat16 a row is rounded differently among others."""
     run = finished(start(host, dtype=dtype))
-    assert status_of(run, 0)["badge"] == badge
+    assert status_of(run, 0, {})["badge"] == badge
     (meta,) = History(LiveRuns(), host.log).show(run.log_id or "")["runs"]
     assert meta["badge"] == badge
 
@@ -164,15 +165,19 @@ def test_what_is_in_memory_no_more_is_answered_from_the_log(
         history.step(run.id, len(run.rows))
 
 
+def numbers(message: dict[str, Any] | None) -> list[int]:
+    """The numbers of the events of a stream's only run."""
+    assert message is not None
+    (batch,) = json.loads(message["batches"]).values()
+    return [event[0] for event in batch["events"]]
+
+
 def test_a_stream_that_lags_behind_memory_goes_on_and_the_page_asks_for_the_rest() -> None:
     run = LiveRun("tab", first=FirstToken("a", 0.1))
     stream = RunStream([run], lambda run: 0)
     run.rows.extend([wide(index) for index in range(4)])
     run.rows.drop(2 * run.rows.num_bytes // 4)
-    message = stream.next()
-    assert message is not None
-    assert [event[1] for event in json.loads(message["ev"])] == [3, 4]
+    assert numbers(stream.next()) == [3, 4]
     assert run.pieces() == [] and len(run.pieces(3)) == 2
     run.rows.extend([wide(4)])
-    message = stream.next()
-    assert message is not None and [e[1] for e in json.loads(message["ev"])] == [5]
+    assert numbers(stream.next()) == [5]

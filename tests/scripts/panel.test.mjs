@@ -14,7 +14,7 @@ import { Track, dimTail } from "../../playground/web/static/panel/text.js";
 
 function track(pieces, end = null) {
   const made = new Track({ id: "r" }, null);
-  made.events = pieces.map((piece, n) => ["r", n, [piece], 0, 0, [], 0]);
+  made.events = pieces.map((piece, n) => [n, [piece], 0, 0, [], 0]);
   made.end = end;
   return made;
 }
@@ -155,7 +155,7 @@ test("accepted lengths follow from the counts of at least so many", () => {
   assert.deepEqual(lengthCounts([], 4), [4]);
 });
 
-const step = (tokens, accepted, ...ms) => ["r", 1, Array(tokens).fill("x"), accepted, 1, [], 4, ms];
+const step = (tokens, accepted, ...ms) => [1, Array(tokens).fill("x"), accepted, 1, [], 4, ms];
 const STEPS = [step(1, 0, 1, 8, 0, 1), step(4, 3, 1, 8, 0, 1), step(2, 1, 1, 8, 0, 11)];
 
 test("a column is a step, or several with the most tokens of them", () => {
@@ -167,8 +167,8 @@ test("a column is a step, or several with the most tokens of them", () => {
 
 test("the best step has the most accepted drafts beside a rejected one", () => {
   assert.deepEqual(mostInstructive(STEPS), [1, 2, 0]);
-  const whole = ["r", 4, Array(5).fill("x"), 4, 1, [], 4, [1, 8, 0, 1, 0]];
-  const large = ["r", 5, ["x", "x"], 1, 2, ["y"], 59, [1, 8, 0, 1, 0]];
+  const whole = [4, Array(5).fill("x"), 4, 1, [], 4, [1, 8, 0, 1, 0]];
+  const large = [5, ["x", "x"], 1, 2, ["y"], 59, [1, 8, 0, 1, 0]];
   assert.deepEqual(mostInstructive([...STEPS, whole, large]), [1, 4, 2, 3, 0]);
   assert.deepEqual(mostWasteful([...STEPS, whole, large])[0], 4);
 });
@@ -237,7 +237,7 @@ const triggeredBy = (messages) => onPage(async () => {
   return events;
 });
 
-const MESSAGE = { stream: "s", runs: [{ id: "r", mode: "chat", prompt: "p" }], status: {}, ev: "[]" };
+const MESSAGE = { stream: "s", runs: [{ id: "r", mode: "chat", prompt: "p" }], batches: "{}" };
 
 test("a run that the page itself started clears the prompt", async () => {
   assert.deepEqual(await triggeredBy([{ ...MESSAGE, seq: 0 }, { ...MESSAGE, seq: 1 }]), ["begun"]);

@@ -53,7 +53,7 @@ def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
     assert len(streams) == 1 + 2 * 2 + 1
     for message in messages[1:-1]:
         ids = {meta["id"] for meta in message["runs"]}
-        assert {event[0] for event in json.loads(message["ev"])} <= ids
+        assert json.loads(message["batches"]).keys() <= ids
     words = [json.loads(message["compare"])["text"] for message in messages]
     assert any(word.startswith("round 2 of 4") for word in words)
     counts = [len(json.loads(m["report"])["runs"]) for m in messages if m["report"]]

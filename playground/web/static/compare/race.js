@@ -26,7 +26,7 @@ export class Racer {
     this.endMs = 0;
     this.setStart(false);
     this.numBefore = [0];
-    for (const [, n, pieces] of this.events) this.numBefore.push(this.numBefore[n] + pieces.length);
+    for (const [n, pieces] of this.events) this.numBefore.push(this.numBefore[n] + pieces.length);
     this.total = track.numTokens;
     this.shown = this.atMs.length;
     // Spans by commit; spans without a commit of their own belong to the last one.
@@ -49,13 +49,13 @@ export class Racer {
 
   /** @param {boolean} withPrefill whether the clock starts at the request or at the first token */
   setStart(withPrefill) {
-    const at = this.events.map((event) => event[8]), start = withPrefill ? 0 : at[0] ?? 0;
+    const at = this.events.map((event) => event[7]), start = withPrefill ? 0 : at[0] ?? 0;
     this.atMs = at.map((moment) => Math.round(1000 * (moment - start)));
     this.endMs = this.atMs.at(-1) ?? 0;
   }
 
   blocks() {
-    const all = this.events.map(([, , pieces, accepted]) => (
+    const all = this.events.map(([, pieces, accepted]) => (
       { tokens: pieces.length, kind: accepted > 0 ? "many" : "one" }));
     const shown = all.length > MAX_BLOCKS ? [{ tokens: this.total, kind: "many" }] : all;
     return shown.map(({ tokens, kind }) => h("i", { class: kind, style: `flex-grow:${tokens}` }));

@@ -218,8 +218,8 @@ export class Panel {
    */
   take(event) {
     const { track } = this;
-    if (!track || event[1] > track.events.length) return false;
-    if (event[1] === track.events.length) this.text.append(track, event);
+    if (!track || event[0] > track.events.length) return false;
+    if (event[0] === track.events.length) this.text.append(track, event);
     return true;
   }
 

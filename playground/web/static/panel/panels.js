@@ -7,12 +7,15 @@ const LIVE = ["queued", "loading", "prefill", "running"];
 const SILENCE_MS = 1500;
 
 /**
+ * What is new of a run.
+ * @typedef {{ events?: import("./text.js").Commit[], status?: any, figures?: any,
+ *   end?: import("./text.js").End | null }} Batch
+ *
  * A message of `playground.host`'s stream: `seq` numbers the messages, and commits carry their index in
- * their run, so gaps and repetitions are detected. `resync`: the commits must be fetched; `ev`: commits
- * as JSON; the following fields are by run.
- * @typedef {{ stream: string, seq: number, resync?: boolean, runs?: import("./text.js").RunFacts[],
- *   ev?: string, status?: Record<string, any>, figures?: Record<string, any>,
- *   ends?: Record<string, import("./text.js").End> }} Message
+ * their run, so gaps and repetitions are detected. `resync`: the commits must be fetched; `batches`: a
+ * `Batch` by run, as JSON.
+ * @typedef {{ stream: string, seq: number, resync?: boolean, batches: string,
+ *   runs?: import("./text.js").RunFacts[] }} Message
  */
 
 export class Panels {
@@ -42,13 +45,12 @@ export class Panels {
     const isNew = message.stream !== this.stream;
     if (isNew) this.begin(message);
     else if (message.seq <= this.seq) return;
-    const gap = message.seq > this.seq + 1 || isNew && Boolean(message.resync);
+    let complete = message.seq === this.seq + 1 && !(isNew && message.resync);
     this.seq = message.seq;
-    for (const [run, status] of Object.entries(message.status ?? {})) {
-      (this.byRun.get(run) ?? this.panels[0]).status(status);
-      this.trackStatus(run, status);
+    for (const [run, batch] of Object.entries(JSON.parse(message.batches))) {
+      complete = this.absorb(run, batch) && complete;
     }
-    this.take(message, gap);
+    if (!this.settle() || !complete) this.resync();
   }
 
   // Tracks whether a run is finished, for `checkSilence`, and writes its id into the URL.
@@ -93,22 +95,20 @@ export class Panels {
     this.host.dataset.count = String(count);
   }
 
-  /** @param {boolean} gap whether messages before it were lost */
-  take(message, gap) {
-    let complete = !gap;
-    const grown = new Set();
-    for (const event of JSON.parse(message.ev || "[]")) {
-      const panel = this.byRun.get(event[0]);
-      if (!panel) continue;
-      complete = panel.take(event) && complete;
-      grown.add(panel);
-    }
-    for (const panel of grown) panel.scrubber.update(panel.track);
-    for (const [run, metrics] of Object.entries(message.figures ?? {})) {
-      this.byRun.get(run)?.showFigures(metrics);
-    }
-    for (const [run, end] of Object.entries(message.ends ?? {})) this.ends.set(run, end);
-    if (!this.settle() || !complete) this.resync();
+  /**
+   * Shows what is new of a run; the first panel has the status of none.
+   * @param {Batch} batch
+   * @returns {boolean} false if commits before these are missing
+   */
+  absorb(run, batch) {
+    const { events = [], status, figures, end } = batch, panel = this.byRun.get(run) ?? this.panels[0];
+    let complete = true;
+    for (const event of events) complete = panel.take(event) && complete;
+    if (events.length) panel.scrubber.update(panel.track);
+    if (figures) panel.showFigures(figures);
+    if (status) { panel.status(status); this.trackStatus(run, status); }
+    if (end) this.ends.set(run, end);
+    return complete;
   }
 
   /**
@@ -149,11 +149,7 @@ export class Panels {
         if (!batch.gone) this.live.delete(run);  // else `checkSilence` tries again
         return;
       }
-      for (const event of batch.ev) panel.take(event);
-      panel.scrubber.update(panel.track);
-      panel.showFigures(batch.figures);
-      if (batch.status) { panel.status(batch.status); this.trackStatus(run, batch.status); }
-      if (batch.end) this.ends.set(run, batch.end);
+      this.absorb(run, batch);
     }
   }
 
@@ -162,8 +158,8 @@ export class Panels {
     for (let more = true; more;) {
       const batch = await ask(this.component.server.since({ run: id, have }));
       yield batch;
-      have += batch.ev?.length ?? 0;
-      more = batch.more && batch.ev.length > 0;
+      have += batch.events?.length ?? 0;
+      more = batch.more && batch.events.length > 0;
     }
   }
 
@@ -173,7 +169,7 @@ export class Panels {
       const events = [];
       let end = null;
       for await (const batch of this.batches(track.meta.id)) {
-        events.push(...batch.ev ?? []);
+        events.push(...batch.events ?? []);
         end = batch.end;
       }
       if (!end || !track.body.isConnected) continue;

@@ -133,7 +133,7 @@ export class Scrubber {
   describe(track) {
     const event = track.events[this.shown + 1];
     if (!event || this.shown < 0) return;
-    const [, , pieces, accepted, , , drafted] = event;
+    const [, pieces, accepted, , , drafted] = event;
     this.label.textContent = `step ${this.shown + 1} of ${track.numSteps} \u00b7 `
       + `accepted ${accepted} of ${drafted}, committed ${pieces.length}`;
   }

@@ -14,7 +14,7 @@ const MAX_REJECTED = 3;
  * What a run's prefill (n = 0) or step n - 1 committed: pieces of text, how many of them were drafted,
  * the kind of the last one, labels of rejected drafts, number of drafted tokens, milliseconds by part,
  * and seconds since the request.
- * @typedef {[run: string, n: number, pieces: string[], accepted: number, kind: number,
+ * @typedef {[n: number, pieces: string[], accepted: number, kind: number,
  *   rejected: string[], drafted: number, ms: number[], atS: number]} Commit
  */
 
@@ -42,7 +42,7 @@ export class Track {
 
   get numSteps() { return Math.max(0, this.events.length - 1); }
 
-  get streamed() { return this.events.flatMap((event) => event[2]).join(""); }
+  get streamed() { return this.events.flatMap((event) => event[1]).join(""); }
 
   // The end of the text that no piece contains: an incomplete character.
   get missing() {
@@ -136,7 +136,7 @@ export class TokenText {
 
   /** @param {Track} track @param {Commit} event */
   append(track, event) {
-    const [, n, pieces, accepted, kind, rejected] = event;
+    const [n, pieces, accepted, kind, rejected] = event;
     const drafts = Math.min(accepted, pieces.length);
     pieces.forEach((piece, i) => {
       if (i === drafts && rejected.length) {
@@ -230,7 +230,7 @@ export function dimTail(body, units) {
 
 /** The tooltip of a token. */
 function explain(track, n, span) {
-  const [, , , accepted, kind, rejected, drafted] = track.events[n];
+  const [, , accepted, kind, rejected, drafted] = track.events[n];
   const what = span.classList.contains("rejected") ? "rejected draft"
     : span.classList.contains("draft") ? `accepted draft, depth ${Number(span.dataset.i) + 1}`
       : KINDS[kind][1];

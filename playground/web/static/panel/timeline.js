@@ -22,8 +22,8 @@ export function columnsOf(steps, width) {
     const to = Math.floor((i + 1) * steps.length / count);
     const column = { tokens: 0, ms: STEP_PARTS.map(() => 0) };
     for (const step of steps.slice(from, to)) {
-      column.tokens = Math.max(column.tokens, step[2].length);
-      step[7].forEach((ms, part) => { column.ms[part] += ms; });
+      column.tokens = Math.max(column.tokens, step[1].length);
+      step[6].forEach((ms, part) => { column.ms[part] += ms; });
     }
     return column;
   });
@@ -35,7 +35,7 @@ export function columnsOf(steps, width) {
  * @param {Commit[]} steps
  */
 export function mostInstructive(steps) {
-  return sortedBy(steps, ([, , , accepted, , , drafted]) =>
+  return sortedBy(steps, ([, , accepted, , , drafted]) =>
     [Number(accepted > 0 && drafted > accepted), accepted, drafted]);
 }
 
@@ -44,7 +44,7 @@ export function mostInstructive(steps) {
  * @param {Commit[]} steps
  */
 export function mostWasteful(steps) {
-  return sortedBy(steps, ([, , , accepted, , , drafted, ms]) => [drafted - accepted, total(ms)]);
+  return sortedBy(steps, ([, , accepted, , , drafted, ms]) => [drafted - accepted, total(ms)]);
 }
 
 /** Indices of steps in descending lexicographic order of their keys. */
@@ -133,7 +133,7 @@ export class Timeline {
   tip(index, left, why) {
     const step = this.steps[index], { top, bottom } = this.canvas.getBoundingClientRect();
     if (!step) return;
-    const [, , pieces, accepted, , , drafted, ms] = step;
+    const [, pieces, accepted, , , drafted, ms] = step;
     const parts = STEP_PARTS.flatMap((name, i) => ms[i] >= 0.05 ? [`${name} ${duration(ms[i])}`] : []);
     showTip({ left, top, bottom }, h("b", {}, `Step ${index + 1} of ${this.track?.numSteps}`),
       h("div", {}, `${accepted} of ${drafted} drafted accepted, ${plural(pieces.length, "token")} committed`),
