@@ -75,7 +75,7 @@ class Column:
     """A column of the table of runs.
 
     Attributes:
-        kind: the type of its cells, for the page's module.
+        kind: the type of its cells, for the page.
         sort: the field that its head sorts by, if any.
         default: whether it is shown by default.
     """

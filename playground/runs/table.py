@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -57,7 +58,7 @@ class RunTable:
         self.types = types or {}
 
     def view(self, query: TableQuery, columns: Collection[str] = ()) -> dict[str, Any]:
-        """The table as the page's module draws it: heads, rows of cells, number of rows."""
+        """The table as the page draws it: heads, rows of cells, number of rows."""
         if query.grouped:
             return self._grouped_view(query)
         shown_columns = [c for c in COLUMNS if c.key in columns or (c.default and not columns)]
@@ -89,7 +90,7 @@ class RunTable:
     def _row(self, run: RunSummary, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The cells of a run by column."""
         row = asdict(run) | {
-            "created_at": run.created_at.isoformat(),
+            "created_at": _when(run.created_at),
             "method_title": [run.method_title, run.lossless],
             "settings": non_default(run, self.types),
             "prompt": [run.name, " ".join(run.prompt_text.split())],
@@ -111,7 +112,7 @@ class RunTable:
                 "id": group.value,
                 "value": self._group_title(group, by, benchmarks),
                 "num_runs": group.num_runs,
-                "newest_at": group.newest_at.isoformat(),
+                "newest_at": _when(group.newest_at),
                 **{n: FIGURES[n].spread_text(group.figures.get(n)) for n in GROUP_FIGURES},
             }
             for group in ordered
@@ -176,7 +177,7 @@ def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
     return {
         "id": experiment.key,
         "experiment": report,
-        "created_at": experiment.newest_at.isoformat(),
+        "created_at": _when(experiment.newest_at),
         "method_title": [KINDS[kind], True],
         "settings": f"{num_runs} requests{done}",
         "target": run.target,
@@ -208,6 +209,13 @@ def own_speedup(run: RunSummary, metrics: Mapping[str, Any]) -> float | None:
     if run.experiment or run.decoding_type == PLAIN:
         return None
     return sure_speedup(metrics)
+
+
+def _when(at: datetime) -> str:
+    """A time of today, or of another day with its date, in the server's time zone."""
+    local = at.astimezone()
+    is_today = local.date() == datetime.now().date()
+    return f"{local:%H:%M:%S}" if is_today else f"{local:%d %b %Y %H:%M}"
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:

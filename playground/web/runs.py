@@ -32,6 +32,47 @@ DELETED = "deleted"
 KEPT_KEYS = ("sort", "descending", "page", "compare")
 """Keys of the table's query that survive a change of filters."""
 HEADING = HTML.from_string("<h3>{{ title }}</h3>")
+TABLE = HTML.from_string("""
+{% macro content(kind, value) %}
+{% if kind == "tags" %}{% for tag in value %}<span class="tag">{{ tag }}</span>{% endfor %}
+{% elif kind == "prompt" %}{% if value[0] %}<b>{{ value[0] }}</b> {% endif %}{{ value[1] }}
+{% elif kind == "method" %}{{ value[0] }}{% if value[1] is false %}<i>lossy</i>{% endif %}
+{% else %}{{ value }}{% endif %}
+{% endmacro %}
+<table><thead><tr>
+{% if not grouped %}
+<td class="tick"><input type="checkbox" aria-label="select the runs of this page"></td>
+{% endif %}
+{% for one in heads %}
+<th class="{{ one.kind }}" data-column="{{ one.key }}" aria-sort="{{ one.sorted or 'none' }}">
+  {% if one.sort is none %}{{ one.title | term(one.help) }}{% else %}
+  <button type="button" data-sort="{{ one.sort }}" {% if one.help %} class="pg-term"
+    data-about="{{ one.help }}"{% endif %}>{{ one.title }}</button>{% endif %}</th>
+{% endfor %}
+</tr></thead><tbody>
+{% for row in rows %}
+{% set stands_for = "group" if grouped or row.experiment is defined else "id" %}
+<tr class="{{ 'group' if stands_for == 'group' else 'deleted' if row.deleted }}"
+  {%- if row.id is not none %} data-{{ stands_for }}="{{ row.id }}"{% endif %}>
+{% if not grouped %}
+<td class="tick">{% if stands_for == "id" %}<input type="checkbox" aria-label="select this run">
+  {%- endif %}</td>
+{% endif %}
+{% for one in heads %}
+{% set text = content(one.kind, row.cells[loop.index0]) | trim %}
+<td class="{{ one.kind }} {{ text if one.kind == 'status' }}" data-column="{{ one.key }}"
+  title="{{ text | striptags }}">
+  {%- if loop.first %}<button type="button">{{ text }}</button>{% else %}{{ text }}{% endif %}
+  {%- if one.kind == "prompt" and row.experiment %} <a href="{{ row.experiment }}">report</a>
+  {%- endif %}</td>
+{% endfor %}
+</tr>
+{% else %}
+<tr class="empty"><td colspan="{{ heads | length + 1 }}">{{ nothing }}</td></tr>
+{% endfor %}
+</tbody></table>
+""")
+"""The first cell of a row is a button, for the keyboard."""
 
 
 class RunsPage:
@@ -182,8 +223,14 @@ class RunsPage:
         return {**value, "turns": _mapping(inputs[0]).get("turns", 0)}
 
     def value(self, query: TableQuery, columns: Any, **more: Any) -> dict[str, Any]:
-        link = query.link_values or None
-        return {**self.runs.view(query, texts(columns)), "query": link, **more}
+        """What `runs/table.js` shows: the rows as HTML, and what is around them."""
+        view = self.runs.view(query, texts(columns))
+        around = {
+            "count": view["count"],
+            "pages": view["pages"],
+            "query": query.link_values or None,
+        }
+        return {"html": TABLE.render(view), **around, **more}
 
     def draw_unticked(self, *inputs: Any) -> dict[str, Any]:
         return {**self.draw(*inputs), "untick": True, "ticked": []}

@@ -20,6 +20,7 @@ from playground.runs.details import Annotation, Selection, facts, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from playground.web.run_files import RunFiles
+from playground.web.runs import TABLE
 from storage import RunLog
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
@@ -67,6 +68,16 @@ def test_a_page_is_plain_json_with_every_column(log: RunLog) -> None:
     assert list(row) == ["id", *COLUMNS]
     assert (row["tags"], row["labels"], row["seed"]) == (["t"], "turn 1", 3)
     assert row["settings"] == "max_draft_len 4 · temperature 0.5", "defaults are not shown"
+
+
+def test_the_rows_are_text(log: RunLog) -> None:
+    hostile = "<img src=x>\"'"
+    run = finished_run(log, method_title=hostile, prompt_text=hostile, tags=(hostile,))
+    Annotation(id=run, name=hostile, note=hostile).apply(log)
+    rows = TABLE.render(RunTable(log).view(TableQuery(), COLUMNS))
+    assert "<img" not in rows and rows.count("&lt;img") >= 5 and hostile[-3:] not in rows
+    groups = TABLE.render(RunTable(log).view(TableQuery(group="method_title")))
+    assert "<img" not in groups and 'data-group="&lt;img' in groups
 
 
 def test_pages_and_heads_are_told(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
