@@ -110,7 +110,6 @@ class Extent(Settings):
 
 class BenchmarkForm(ConfigurationsForm):
     suites: list[str]
-    categories: list[str] = []
     extent: dict[str, Any] = {}
 
     def plan(self, catalog: Catalog, suites: Mapping[str, PromptSuite]) -> ExperimentPlan:
@@ -124,7 +123,6 @@ class BenchmarkForm(ConfigurationsForm):
                 **self.shared(catalog),
                 "items": choose_items(
                     [suites[validate_choice("suites", key, suites)] for key in keys],
-                    categories=self.categories,
                     limit_per_category=extent.limit_per_category,
                 ),
                 "repeats": extent.repeats,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
 from playground.experiments.forms import LIMITS, BenchmarkForm, Extent, closest_method
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.prompts import GROUPS, in_order, items_of
+from playground.experiments.prompts import GROUPS, items_of
 from playground.experiments.report.columns import Cell, by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
@@ -30,14 +30,9 @@ from playground.host.request import DTYPES, FormValues, texts
 from playground.trees.methods import tree_method
 from playground.web.configurations import ConfigurationPicker, read_configurations
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
+from playground.web.forms import UNQUEUED, Page, SettingsForm, Updates
 from playground.web.report import cards_html, head_html, latency_html, summary_html
-from playground.web.results import (
-    open_on_click,
-    save_on_click,
-    sentence_html,
-    table_html,
-)
+from playground.web.results import open_on_click, save_on_click, sentence_html, table_html
 
 FIRST_SUITE = "quick"
 MAX_PROMPT_FILE = 8_000_000
@@ -63,11 +58,6 @@ class BenchmarkPage(ExperimentPage):
             self.suites = gr.CheckboxGroup(
                 suites, value=[first], label="Suites", elem_id="pg-benchmark-suites"
             )
-            self.kinds = gr.Dropdown(
-                self._kinds([first]),
-                multiselect=True,
-                label="Task categories (none selected = all)",
-            )
             self.file = gr.UploadButton("Add a file of prompts …", file_count="multiple", size="sm")
             self.file_message = gr.HTML(padding=True, elem_id="pg-benchmark-file-message")
         self.configurations = ConfigurationPicker(
@@ -83,8 +73,7 @@ class BenchmarkPage(ExperimentPage):
             {"groups": groups}, elem_id="pg-benchmark-extent", classes=[Extent]
         )
         self.fields = {name: getattr(self, name) for name in ("target", "dtype", "suites")}
-        self.fields |= {"categories": self.kinds, "form": self.configurations.form.values}
-        self.fields["extent"] = self.extent_form.values
+        self.fields |= {"form": self.configurations.form.values, "extent": self.extent_form.values}
 
     def _report(self) -> None:
         head = gr.HTML(elem_id="pg-benchmark-head")
@@ -123,13 +112,7 @@ class BenchmarkPage(ExperimentPage):
             for key, suite in self.experiments.suites.items()
         ]
 
-    def _kinds(self, suites: Sequence[str]) -> list[tuple[str, str]]:
-        available = self.experiments.suites
-        items = [item for key in suites if key in available for item in items_of(available[key])]
-        return [(GROUPS.get(kind, kind), kind) for kind in in_order(item.group for item in items)]
-
     def _listen_to_setup(self) -> None:
-        self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **UNQUEUED)
         for name, button in self.files.items():
@@ -141,12 +124,6 @@ class BenchmarkPage(ExperimentPage):
     def extent(self, plan: ExperimentPlan, pool: PoolConfig | None) -> str:
         how = "one at a time (concurrency 1)" if pool is None else "one at a time on each worker"
         return f"{plan.extent}, {how}."
-
-    def list_kinds(self, suites: Any, picked: Any) -> Any:
-        """The kinds of task in the selected suites; the selection is kept."""
-        choices = self._kinds(texts(suites))
-        kinds = [kind for _, kind in choices]
-        return gr.Dropdown(choices, value=[kind for kind in texts(picked) if kind in kinds])
 
     def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
         """The suites including those of the files, which are selected; and the files' errors."""
@@ -236,7 +213,7 @@ def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Input of `BenchmarkForm` from the values of the page's components."""
     return {
         **{name: values[name] for name in ("target", "dtype")},
-        **{name: values[name] or [] for name in ("suites", "categories")},
+        "suites": values["suites"] or [],
         "configurations": read_configurations(values["form"]),
         **FormValues.of(values["extent"]).values,
     }
