@@ -8,7 +8,7 @@ import { foldImprobable, layoutTree, withBonus }
   from "../../playground/web/static/panel/draft_tree.js";
 import { lengthCounts } from "../../playground/web/static/panel/panel.js";
 import { firstChoices, framesOf } from "../../playground/web/static/panel/walk.js";
-import { columnsOf, mostInstructive, mostWasteful } from "../../playground/web/static/panel/timeline.js";
+import { mostInstructive, mostWasteful } from "../../playground/web/static/panel/timeline.js";
 import { neighbourOf } from "../../playground/web/static/trees.js";
 import { Track, dimTail } from "../../playground/web/static/panel/text.js";
 
@@ -157,13 +157,6 @@ test("accepted lengths follow from the counts of at least so many", () => {
 
 const step = (tokens, accepted, ...ms) => [1, Array(tokens).fill("x"), accepted, 1, [], 4, ms];
 const STEPS = [step(1, 0, 1, 8, 0, 1), step(4, 3, 1, 8, 0, 1), step(2, 1, 1, 8, 0, 11)];
-
-test("a column is a step, or several with the most tokens of them", () => {
-  assert.deepEqual(columnsOf(STEPS, 100).map(({ tokens }) => tokens), [1, 4, 2]);
-  assert.deepEqual(columnsOf(STEPS, 1), [{ tokens: 4, ms: [3, 24, 0, 13, 0] }]);
-  assert.deepEqual(columnsOf([], 100), []);
-  assert.equal(columnsOf(Array(10_000).fill(STEPS[0]), 900.5).length, 900);
-});
 
 test("the best step has the most accepted drafts beside a rejected one", () => {
   assert.deepEqual(mostInstructive(STEPS), [1, 2, 0]);

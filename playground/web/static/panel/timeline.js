@@ -11,25 +11,6 @@ const COLOURS = ["--pg-prob", "--pg-target", "--pg-draft", "--pg-dim", "--pg-rej
 const total = (parts) => parts.reduce((sum, part) => sum + part, 0);
 
 /**
- * Columns of the chart: one per step, or per several if they are narrower than a pixel; `tokens` is the
- * maximum over a column's steps.
- * @param {Commit[]} steps
- */
-export function columnsOf(steps, width) {
-  const count = Math.min(steps.length, Math.max(1, Math.floor(width)));
-  return Array.from({ length: count }, (_, i) => {
-    const from = Math.floor(i * steps.length / count);
-    const to = Math.floor((i + 1) * steps.length / count);
-    const column = { tokens: 0, ms: STEP_PARTS.map(() => 0) };
-    for (const step of steps.slice(from, to)) {
-      column.tokens = Math.max(column.tokens, step[1].length);
-      step[6].forEach((ms, part) => { column.ms[part] += ms; });
-    }
-    return column;
-  });
-}
-
-/**
  * Indices of steps, the most instructive first: most accepted drafts beside a rejected one, then the
  * larger draft.
  * @param {Commit[]} steps
@@ -200,28 +181,27 @@ export class Timeline {
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(HEIGHT * ratio);
     context.scale(ratio, ratio);
-    const { steps } = this, style = getComputedStyle(this.canvas), columns = columnsOf(steps, width);
-    if (!columns.length) return;
+    const { steps } = this, style = getComputedStyle(this.canvas);
+    if (!steps.length) return;
     const colours = COLOURS.map((name) => style.getPropertyValue(name));
-    const most = Math.max(...columns.map((column) => column.tokens), 1), each = width / columns.length;
+    const most = Math.max(...steps.map(([, pieces]) => pieces.length)), each = width / steps.length;
     const wide = each >= GAP_FROM ? Math.min(each - 1, 24) : Math.max(1, each);
-    columns.forEach((column, i) => {
+    steps.forEach(([, pieces, , , , , ms], i) => {
       let y = HEIGHT;
-      const height = (HEIGHT - TOP) * column.tokens / most, ms = total(column.ms) || 1;
-      column.ms.forEach((part, at) => {
-        const high = height * part / ms;
+      const height = (HEIGHT - TOP) * pieces.length / most, all = total(ms) || 1;
+      ms.forEach((part, at) => {
+        const high = height * part / all;
         context.fillStyle = colours[at];
         context.fillRect(i * each, y -= high, wide, high);
       });
     });
-    const perStep = width / steps.length, accent = style.getPropertyValue("--color-accent");
-    context.fillStyle = accent;
+    context.fillStyle = style.getPropertyValue("--color-accent");
     if (this.selected) {
       const [first, last] = this.selected;
       context.globalAlpha = 0.2;
-      context.fillRect(first * perStep, 0, (last - first + 1) * perStep, HEIGHT);
+      context.fillRect(first * each, 0, (last - first + 1) * each, HEIGHT);
       context.globalAlpha = 1;
     }
-    if (this.current >= 0) context.fillRect(this.current * perStep, 0, Math.max(2, wide), TOP);
+    if (this.current >= 0) context.fillRect(this.current * each, 0, Math.max(2, wide), TOP);
   }
 }
