@@ -92,20 +92,15 @@ class Race:
         return [] if prompt is None else self.median_runs(prompt)
 
     def to_json(self) -> str:
-        """The runs by configuration, prompt and repeat, and the speedups of the table."""
-        prompts, sections = self.prompts, self.results.report.configurations
-        speedups = [None if one.reference else one.overall.speedup for one in sections]
+        """The median runs of every prompt, and of every run the speedup that the table has."""
+        drafting = [s for s in self.results.report.configurations if not s.reference]
+        texts = {s.name: s.overall.speedup.text for s in drafting if s.overall.speedup}
         return json.dumps(
             {
                 "setup": self.results.about,
                 "num_repeats": 1 + max((repeat for _, repeat, _ in self.runs), default=-1),
-                "configurations": [
-                    {"name": one.name, "speedup": speedup and speedup.text}
-                    for one, speedup in zip(sections, speedups, strict=True)
-                ],
-                "prompts": list(prompts.items()),
-                "runs": [[*key, run] for key, run in self.runs.items()],
-                "medians": {prompt: self.median_runs(prompt) for prompt in prompts},
+                "prompts": [(line, self.median_runs(name)) for name, line in self.prompts.items()],
+                "speedups": {run: texts.get(name, "") for (_, _, name), run in self.runs.items()},
             }
         )
 

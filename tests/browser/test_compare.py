@@ -134,7 +134,7 @@ def test_four_configurations_on_a_suite(page: ComparePage, served: Served, shots
     for name, lane in zip(page.rows()[1:], page.lanes()[1:], strict=True):
         assert lane["speedup"] == page.cell(name, "speedup").split()[0]
     before = [lane["run"] for lane in page.lanes()]
-    page.tab.select_option(f"{RESULTS} .race-pickers select >> nth=0", index=0)
+    page.tab.select_option(f"{RESULTS} .race-prompts", index=0)
     page.tab.wait_for_function(
         "run => document.querySelector('#pg-cmp-results .lane')?.dataset.run !== run", arg=before[0]
     )

@@ -7,7 +7,7 @@ import { Panels } from "../panel/panels.js";
 import { Race, Racer } from "./race.js";
 
 const LOAD_MS = 40;
-const FAILED = "failed", MEDIAN = "median";
+const FAILED = "failed";
 
 class Comparison {
   constructor(component, options) {
@@ -51,7 +51,7 @@ class Comparison {
     if (this.racedStream === message.stream) return;
     this.racedStream = message.stream;
     this.component.element.dataset.final = "false";
-    this.drawPickers();
+    this.drawPrompts();
     this.raceWhenComplete(this.wasRunning && state.state === "completed");
     this.wasRunning = false;
   }
@@ -79,51 +79,31 @@ class Comparison {
     }
     if (stream !== panels.stream) return;
     const racers = [...panels.byRun].map(([run, panel]) =>
-      new Racer(panel, panel.track, this.speedupOf(run)));
+      new Racer(panel, panel.track, this.report.speedups[run] ?? ""));
     this.race.load(racers);
     this.component.element.dataset.final = "true";
     if (autoplay && !wantsStill() && racers.length > 1) { this.race.seek(0); this.race.play(); }
   }
 
-  /** The speedup of a run's configuration, exactly as in the table. */
-  speedupOf(run) {
-    const row = this.report.runs.find((one) => one[3] === run);
-    return this.report.configurations.find(({ name }) => name === row?.[2])?.speedup ?? "";
+  // A menu of the prompts, if there are several: the median runs of each can be raced.
+  drawPrompts() {
+    const { prompts } = this.race, [first] = this.panels.byRun.keys();
+    const choices = this.report?.prompts ?? [];
+    prompts.hidden = choices.length < 2;
+    prompts.replaceChildren(...choices.map(([text, runs]) =>
+      h("option", { selected: runs.includes(first) }, clip(text, 48))));
+    prompts.onchange = () => this.raceRuns(choices[prompts.selectedIndex][1]);
   }
 
-  // Menus for prompt and repeat if there are several; the default is the median repeat.
-  drawPickers() {
-    this.race.pickers.replaceChildren();
-    if (!this.report) return;
-    const { prompts, num_repeats, runs } = this.report, [first] = this.panels.byRun.keys();
-    const pick = (label, choices, value) => {
-      const box = h("select", { "aria-label": label,
-        onchange: () => this.raceRuns(prompt.value, repeat.value) },
-      ...choices.map(([key, text]) => h("option", { value: key, selected: key === value }, text)));
-      if (choices.length > 1) this.race.pickers.append(box);
-      return box;
-    };
-    const prompt = pick("prompt of the race", prompts.map(([name, text]) => [name, clip(text, 48)]),
-      runs.find((row) => row[3] === first)?.[0]);
-    const repeats = Array.from({ length: num_repeats }, (_, i) => [String(i), `repeat ${i + 1}`]);
-    const repeat = pick("repeat of the race",
-      num_repeats > 1 ? [[MEDIAN, "median repeats"], ...repeats] : repeats, MEDIAN);
-  }
-
-  /** @param {string} repeat a number, or the median of each configuration */
-  async raceRuns(prompt, repeat) {
-    const { configurations, medians, runs } = this.report;
-    const wanted = repeat === MEDIAN ? medians[prompt] ?? [] : configurations.flatMap(({ name }) =>
-      runs.filter((row) => row[0] === prompt && String(row[1]) === repeat && row[2] === name)
-        .map((row) => row[3]));
-    if (!wanted.length) return;
+  /** @param {string[]} runs */
+  async raceRuns(runs) {
     this.component.element.dataset.final = "false";
     const { server } = this.component;
-    const answers = await Promise.all(wanted.map((run) => ask(server.show({ run }))));
+    const answers = await Promise.all(runs.map((run) => ask(server.show({ run }))));
     const error = answers.find((answer) => answer.error)?.error;
     if (error) { showAlert(this.alert, error); return; }
     this.race.clear();
-    this.panels.begin({ stream: `local ${wanted[0]}`, resync: true,
+    this.panels.begin({ stream: `local ${runs[0]}`, resync: true,
       runs: answers.flatMap((answer) => answer.runs) });
     this.panels.resync();
     this.raceWhenComplete(false);

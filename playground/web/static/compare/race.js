@@ -108,10 +108,10 @@ export class Race {
     this.prefill = h("input", { type: "checkbox", onchange: () => this.restart() });
     const prefill = h("label", { class: "toggle", title: "start each clock when its request is sent; "
       + "otherwise at its first token, as for tok/s and speedup" }, this.prefill, " with prefill");
-    this.pickers = h("span", { class: "race-pickers" });
+    this.prompts = h("select", { class: "race-prompts", "aria-label": "prompt of the race", hidden: true });
     this.lanes = h("div", { class: "lanes" });
     host.append(h("div", { class: "race-bar" }, this.button, this.speed, this.range, this.clock,
-      prefill, this.pickers), this.lanes);
+      prefill, this.prompts), this.lanes);
   }
 
   clear() {
