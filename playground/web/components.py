@@ -16,10 +16,8 @@ from typing import Annotated, Any, TypeVar
 import gradio as gr
 import plotly
 from pydantic import Field
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
 from engine.config import Settings
 from engine.metrics import FORMULAS
@@ -28,8 +26,6 @@ from playground.host.live import RunId
 from playground.host.stream import History
 
 STATIC = Path(__file__).parent / "static"
-CACHE_FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
-"""A module's URL contains the hash of all modules, so its content never changes."""
 Index = Annotated[int, Field(ge=0, le=10_000_000)]
 Answer = dict[str, Any]
 ServerFunction = Callable[[Any], Answer]
@@ -161,21 +157,7 @@ def module_address(module: str) -> str:
     return f"modules/{modules_hash()}/{module}"
 
 
-class Modules(StaticFiles):
-    """The modules, which browsers may cache forever."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers.update(CACHE_FOREVER)
-        return response
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        if not path.endswith(".js"):
-            return Response(status_code=404)
-        return await super().get_response(path, scope)
-
-
 def module_route() -> BaseRoute:
     """Route of the modules, with plotly beside them."""
-    modules = Modules(directory=STATIC, packages=[("plotly", "package_data")])
+    modules = StaticFiles(directory=STATIC, packages=[("plotly", "package_data")])
     return Mount(f"/modules/{modules_hash()}", modules)
