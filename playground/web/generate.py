@@ -57,12 +57,6 @@ UNFIT = HTML.from_string(
     "<details><summary>{{ count }} methods are not available for this target</summary>{{ rows }}"
     "</details>"
 )
-MACHINE = HTML.from_string("""
-<dl class="pg-machine">
-{% for name, text in diagnosis.facts %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
-{% for text in diagnosis.advice %}<dt class="bad">slow</dt><dd>{{ text }}</dd>{% endfor %}
-</dl>
-""")
 
 CLEAR_CHAT_PROMPT = """(mode) => {
   const typed = document.querySelector("#pg-prompt textarea")?.value ?? "";
@@ -309,7 +303,8 @@ class GeneratePage:
     @on_fault(sentence_html, where="looking at the machine")
     def describe_machine(self) -> str:
         """What this machine offers for decoding, and what is slow on it."""
-        return MACHINE.render(diagnosis=diagnose(self.host.cache_dir, self.host.device))
+        machine = diagnose(self.host.cache_dir, self.host.device)
+        return definitions_html([*machine.facts, *(("slow", advice) for advice in machine.advice)])
 
     def stop_runs(self, tab: Any, panel: Any, request: gr.Request) -> None:
         """Stop the tab's runs and the displayed one, which may be of another tab."""
