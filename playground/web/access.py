@@ -44,7 +44,7 @@ TOKEN_FORM = """<!doctype html><html lang="en"><title>Speculative decoding playg
 <p>This page needs its token: open the address that the program printed when it started.</p>
 <form><label>Token <input name="token" type="password" autofocus></label>
 <button>Open</button></form>
-<p>Followed a link, and have opened the page before? <a href="">Continue</a>.</p></html>"""
+<p>If you have opened the page before and followed a link, <a href="">continue</a>.</p></html>"""
 
 
 @dataclass(frozen=True, slots=True)

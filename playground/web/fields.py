@@ -34,7 +34,7 @@ class Fields:
 
     Attributes:
         components: the component of every control, by name.
-        edit_buttons: open open a tree on the Tree page, by the control that holds it.
+        edit_buttons: each opens the tree of a control on the Tree page, by the control's name.
         outputs: the components of `updates`.
     """
 

@@ -53,7 +53,7 @@ from storage import RunDetail
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
-UNFIT = HTML.from_string(
+UNAVAILABLE = HTML.from_string(
     "<details><summary>{{ count }} methods are not available for this target</summary>{{ rows }}"
     "</details>"
 )
@@ -348,7 +348,7 @@ class GeneratePage:
     def describe_unavailable(self, target: Any) -> str:
         """The methods that are not available for the target, and why, as HTML."""
         rows = self.catalog.unavailable(target if isinstance(target, str) else "")
-        return UNFIT.render(count=len(rows), rows=definitions_html(rows, "")) if rows else ""
+        return UNAVAILABLE.render(count=len(rows), rows=definitions_html(rows, "")) if rows else ""
 
     @skip_on_fault("picking a method")
     def pick_method(self, key: Any, form: Any) -> Any:

@@ -51,11 +51,11 @@ TABLE = HTML.from_string("""
 {% endfor %}
 </tr></thead><tbody>
 {% for row in rows %}
-{% set stands_for = "group" if grouped or row.experiment is defined else "id" %}
-<tr class="{{ 'group' if stands_for == 'group' else 'deleted' if row.deleted }}"
-  {%- if row.id is not none %} data-{{ stands_for }}="{{ row.id }}"{% endif %}>
+{% set is_group = grouped or row.experiment is defined %}
+<tr class="{{ 'group' if is_group else 'deleted' if row.deleted }}"
+  {%- if row.id is not none %} data-{{ "group" if is_group else "id" }}="{{ row.id }}"{% endif %}>
 {% if not grouped %}
-<td class="tick">{% if stands_for == "id" %}<input type="checkbox" aria-label="select this run">
+<td class="tick">{% if not is_group %}<input type="checkbox" aria-label="select this run">
   {%- endif %}</td>
 {% endif %}
 {% for one in heads %}

@@ -129,7 +129,7 @@ export class TokenText {
   }
 
   message(role, content) {
-    const turn = h("div", { class: `turn ${role}` }, h("div", { class: "said" }, content));
+    const turn = h("div", { class: `turn ${role}` }, h("div", { class: "message" }, content));
     this.host.append(turn);
     return turn;
   }

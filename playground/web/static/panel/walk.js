@@ -250,11 +250,11 @@ export class Walk {
       const judged = item.node === 0 || accepted.includes(item.node);
       const wrong = frame.rejected && !own && item.parent === last && !judged;
       const states = {
-        unborn: own ? !frame.committed : item.depth > frame.depth,
-        lit: lit.has(item.node), unlit: frame.row !== null && !lit.has(item.node),
+        absent: own ? !frame.committed : item.depth > frame.depth,
+        lit: lit.has(item.node),
         pending: item.accepted && !judged && !own, wrong,
-        faded: frame.rejected && !judged && !own && !wrong,
-        untold: !frame.probs,
+        faded: frame.row === null ? frame.rejected && !judged && !own && !wrong : !lit.has(item.node),
+        unverified: !frame.probs,
       };
       for (const [name, on] of Object.entries(states)) {
         item.pill.classList.toggle(name, on);

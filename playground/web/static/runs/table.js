@@ -19,9 +19,9 @@ class RunTable {
     this.next = pager("next \u203a", 1);
     this.ticked = new Set();
     this.lastTicked = null;
-    this.drawn = "";
+    this.shownHtml = "";
     this.turns = 0;
-    this.kept = {};
+    this.lastValue = {};
     part(component.element, ".runs").append(this.fault, this.frame,
       h("div", { class: "pager" }, this.count, this.previous, this.next));
     this.frame.addEventListener("click", (event) => this.click(event));
@@ -31,7 +31,7 @@ class RunTable {
   get value() { return this.component.props.value ?? {}; }
 
   // Other parts of the page open runs, too, and one answer of the server may overtake another.
-  get opened() { return parameter("runs", "run"); }
+  get openRun() { return parameter("runs", "run"); }
 
   /** The rows of single runs. */
   get lines() {
@@ -43,16 +43,16 @@ class RunTable {
   draw() {
     const { turns = this.turns } = this.value;
     if (turns < this.turns) {
-      this.component.props.value = this.kept;
+      this.component.props.value = this.lastValue;
       return;
     }
-    const { html = this.drawn, pages = [0, 1], fault = "", count = "" } = this.value;
+    const { html = this.shownHtml, pages = [0, 1], fault = "", count = "" } = this.value;
     showAlert(this.fault, fault);
     if (!html) return;
     if ("opened" in this.value) show("runs", { run: this.value.opened });
     if (this.value.untick) this.ticked.clear();
     // A click is lost where the element under it is replaced between press and release.
-    if (html !== this.drawn) this.drawRows(html);
+    if (html !== this.shownHtml) this.drawRows(html);
     this.count.textContent = count;
     this.previous.disabled = pages[0] === 0;
     this.next.disabled = pages[0] + 1 >= pages[1];
@@ -62,7 +62,7 @@ class RunTable {
 
   drawRows(html) {
     const focused = this.frame.querySelector("th:focus-within")?.getAttribute("data-column");
-    this.frame.innerHTML = this.drawn = html;
+    this.frame.innerHTML = this.shownHtml = html;
     /** @type {HTMLElement | null} */ (this.frame.querySelector(`[data-column="${focused}"] button`))?.focus();
   }
 
@@ -110,7 +110,7 @@ class RunTable {
   updateMarks() {
     const { lines } = this, isTicked = (line) => this.ticked.has(line.dataset.id);
     for (const line of lines) {
-      line.classList.toggle("open", line.dataset.id === this.opened);
+      line.classList.toggle("open", line.dataset.id === this.openRun);
       /** @type {HTMLInputElement} */ (part(line, "input")).checked = isTicked(line);
     }
     const num = lines.filter(isTicked).length, all = this.frame.querySelector("thead input");
@@ -123,15 +123,15 @@ class RunTable {
 
   keep(changes) {
     const { opened, html, ...value } = this.value;  // what has been drawn is not sent back
-    this.kept = { ...value, turns: this.turns, ...changes };
-    this.component.props.value = this.kept;
+    this.lastValue = { ...value, turns: this.turns, ...changes };
+    this.component.props.value = this.lastValue;
   }
 
   // The URL names what is shown.
   rememberLink() {
     if (!this.component.element.offsetParent) return;
     const { query } = this.value;
-    show("runs", { run: this.opened, runs: query && JSON.stringify(query) }, true);
+    show("runs", { run: this.openRun, runs: query && JSON.stringify(query) }, true);
   }
 
   /** Up and Down move the focus to the same control of the next row. */
