@@ -13,6 +13,7 @@ pytestmark = pytest.mark.browser
 WIDTH = 11
 WIDE_TREE = [[*[0] * depth, rank] for depth in range(3) for rank in range(WIDTH)]
 VIEW = "#pg-panel .tree-view"
+OPACITIES = "nodes => nodes.map(node => getComputedStyle(node).opacity)"
 SPEEDS = """select => [...select.options].map(option => option.textContent)"""
 
 
@@ -110,6 +111,7 @@ def test_a_walk_plays_pauses_changes_speed_and_goes_by_hand(step: Any) -> None:
     while len({*count.inner_text().split(" of ")}) == 2:
         step.get_by_role("button", name="one picture on").click()
         assert not step.locator("#pg-panel .tree .dark").count(), "that is Gradio's dark theme"
+        assert {*step.eval_on_selector_all("#pg-panel .absent", OPACITIES)} <= {"0"}
     assert wrong.count() and "chain" in step.inner_text("#pg-panel .walk-text").lower()
     step.keyboard.press("p")
     step.wait_for_selector("#pg-panel .walk", state="hidden")
