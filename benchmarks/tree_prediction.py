@@ -123,12 +123,16 @@ def _report(
 
 
 def _published(config: MethodConfig, table: RankTable) -> list[TreePreset]:
-    """The method's trees that were not fitted to this target, if the table can replay them."""
+    """The method's trees that were not fitted to this target, if the table can replay them.
+
+    Their names end with the method that they were published for, if it is only one.
+    """
+    others = {"medusa", "eagle"} - {config.decoding_type.lower()}
     return [
         preset
         for preset in presets.trees().values()
         if preset.measured is None
-        and config.decoding_type in preset.methods
+        and preset.name.rpartition("-")[2] not in others
         and preset.tree.depth <= table.depths
         and preset.tree.max_rank < table.num_ranks
     ]

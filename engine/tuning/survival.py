@@ -69,9 +69,12 @@ class TrackedDraft:
 
 
 class Survival:
-    """Acceptance estimates by group: `[accepted, sum of guesses]`, both fading by `MEMORY`."""
+    """Acceptance estimates by group: `[accepted, sum of guesses]`, both fading by `memory`."""
 
-    def __init__(self, groups: Mapping[str, list[float]] | None = None) -> None:
+    def __init__(
+        self, groups: Mapping[str, list[float]] | None = None, memory: float = MEMORY
+    ) -> None:
+        self._memory = memory
         self.groups = {name: list(counts) for name, counts in (groups or {}).items()}
 
     def rate(self, group: str, guess: float) -> float:
@@ -163,8 +166,8 @@ class Survival:
 
     def _count(self, group: str, accepted: bool, guess: float) -> None:
         counts = self.groups.setdefault(group, [0.0, 0.0])
-        counts[0] = MEMORY * counts[0] + accepted
-        counts[1] = MEMORY * counts[1] + guess
+        counts[0] = self._memory * counts[0] + accepted
+        counts[1] = self._memory * counts[1] + guess
 
 
 def _groups_of(proposal: Proposal, match_len: int | None) -> Callable[[int], tuple[str, float]]:
