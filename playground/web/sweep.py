@@ -35,9 +35,8 @@ CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
 <p class="headline">{{ point }}</p>
 <p class="figures">
-{% for name, column, cell in figures %}
-  <span><b data-figure="{{ name }}">{{ cell.line }}</b>
-  {{ column.title | term(column.formula) }}</span>
+{% for name, title, text, formula in figures %}
+  <span><b data-figure="{{ name }}">{{ text }}</b> {{ title | term(formula) }}</span>
 {% endfor %}
 </p>
 <p class="remark">{{ remark }}</p></div>
@@ -204,6 +203,9 @@ def card_html(results: SweepResults, trial: Trial) -> str:
     return CARD.render(
         title=f"Best: trial {trial.number}" if is_best else f"Trial {trial.number}",
         point=point_text(trial.point),
-        figures=[(name, column, trial.cell(column)) for name, column in COLUMNS.items()],
+        figures=[
+            (name, column.title, trial.cell(column).line, column.formula)
+            for name, column in COLUMNS.items()
+        ],
         remark=f"{results.plan.about}. {remark}",
     )

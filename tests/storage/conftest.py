@@ -163,6 +163,7 @@ def finished_run(log: RunLog, *, tags: Sequence[str] = (), **changes: Any) -> st
     log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
     log.add_steps(run_id, [step(0), step(1)])
     figures = {"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05, "num_new_tokens": 5, "num_steps": 2}
+    figures["num_prompt_tokens"] = 3
     output_ids = [5, 6, 9, 6, 9]
     end = {"output_ids": output_ids, "text": "abdbd", "finish_reason": "length"}
     finish(log, run_id, {**figures, "decode_s": 0.1}, **end)

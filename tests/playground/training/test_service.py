@@ -31,6 +31,7 @@ from playground.training.folder import TrainingFolder
 from playground.training.plan import TrainPlan, corpus_folder, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
 from playground.training.work import Speeds, TrainingWork, outlook, predicted_mat
+from playground.web.train import card_html
 from storage import RunLog
 from tests.models import build_context, tiny_target
 from tests.playground.asks import WAIT_S, finished, start, until
@@ -91,6 +92,13 @@ def ended(trainings: Trainings, name: str) -> str:
     state = trainings.look(name)
     assert state.progress.error == "" or state.progress.status == "failed"
     return state.progress.status
+
+
+def test_the_card_of_a_training_shows_its_newest_figures(trainings: Trainings, whole: str) -> None:
+    state = trainings.look(whole)
+    card, measured = card_html(state), state.curve["measured"][-1]
+    assert f'<b data-figure="mat">{measured["mat"]:.2f}</b>' in card
+    assert state.card is not None and f"{state.card['num_parameters']:,} parameters" in card
 
 
 class Gate:
