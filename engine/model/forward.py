@@ -298,8 +298,8 @@ def _mentions(model: transformers.PreTrainedModel, name: str) -> bool:
 
 COUNT_ROWS = ("llama4_text", "inkling_text", "inkling2_text")
 """Their attention layers derive a row's position from the number of rows in the cache."""
-EAGER_ONLY = ("doge", "gpt_oss", "inkling_text", "inkling2_text")
-"""Their attention takes sinks, a position bias or a mask per head besides the mask."""
+EAGER_ONLY = ("doge", "inkling_text")
+"""Their attention takes a position bias or a mask per head, though transformers' SDPA runs them."""
 
 
 def prepare_attention(model: transformers.PreTrainedModel) -> None:
@@ -308,7 +308,7 @@ def prepare_attention(model: transformers.PreTrainedModel) -> None:
     if not has_attention(config):
         return
     softcap = getattr(config, "attn_logit_softcapping", None) is not None
-    if softcap or config.model_type in EAGER_ONLY:
+    if softcap or config.model_type in EAGER_ONLY or not model._supports_sdpa:
         model.set_attn_implementation("eager")
         return
     transformers.AttentionInterface.register("tree_sdpa", tree_attention)

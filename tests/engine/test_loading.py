@@ -315,6 +315,7 @@ def test_no_config_of_transformers_is_out_of_range(tmp_path: Path) -> None:
     ("family", "window"),
     [
         *((f, 12) for f in ("llama", "granite", "mistral", "phi3", "qwen2", "gemma2", "doge")),
+        ("granite_swa", 12),
         *(("mistral", none) for none in (0, None)),
     ],
 )
