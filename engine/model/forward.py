@@ -385,6 +385,7 @@ class FeatureTap:
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         # OPT's language model calls its decoder directly, not the base model around it.
         self._decoder = decoder_of(model)
+        self._to_output = _before_output(model)
         self._layers = decoder_layers(model)
         self._hidden: Tensor | None = None
         self._inputs: dict[int, Tensor] = {}
@@ -424,7 +425,7 @@ class FeatureTap:
         self._installed = Needs()
 
     def _keep_hidden(self, module: nn.Module, args: Any, out: Any) -> None:
-        self._hidden = out.last_hidden_state
+        self._hidden = self._to_output(out.last_hidden_state)
 
     def _keep_last(self, module: nn.Module, args: Any, out: Any) -> None:
         """The last layer's output, before the final norm: the input of layer `num_layers`."""
@@ -435,9 +436,21 @@ class FeatureTap:
 
 
 def decoder_of(model: transformers.PreTrainedModel) -> nn.Module:
-    """The module from token ids to the last hidden state; Llama 4 returns itself."""
+    """The module from token ids to the last hidden state.
+
+    Llama 4 returns itself, and ModernBERT its output matrix, which it calls `decoder`.
+    """
     decoder: Any = model.get_decoder()
-    module = model.model if decoder is model else decoder
+    others = (model, model.get_output_embeddings())
+    module = model.model if any(decoder is other for other in others) else decoder
+    assert isinstance(module, nn.Module)
+    return module
+
+
+def _before_output(model: transformers.PreTrainedModel) -> nn.Module:
+    """What ModernBERT computes between the last hidden state and the output matrix."""
+    is_between = model.config.get_text_config().model_type == "modernbert-decoder"
+    module = model.lm_head if is_between else nn.Identity()
     assert isinstance(module, nn.Module)
     return module
 

@@ -137,7 +137,9 @@ SCALED: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.25},
     **dict.fromkeys(("recurrent_gemma", "inkling_text", "inkling2_text"), {}),
     "falcon_h1": {"lm_head_multiplier": 0.5},
+    "modernbert-decoder": {"bos_token_id": 0, "pad_token_id": 0},
 }
+"""Families whose logits are not the products of the last hidden state and the output matrix."""
 
 
 @torch.inference_mode()
