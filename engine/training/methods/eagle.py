@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from engine.config import PositiveUnitFloat, setting
@@ -28,6 +28,8 @@ from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding, Vocabu
 from engine.errors import ConfigError
 from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Entry
+from engine.model.forward import decoder_of
+from engine.model.logits import LogitTransform
 from engine.model.packed import weight_rows
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
@@ -320,12 +322,21 @@ def new_eagle3_head(target: Target, ids: Tensor | None) -> Eagle3Head:
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, 2 * spec.hidden :] += torch.eye(spec.hidden)
         if ids is not None:
-            head.lm_head.weight.copy_(weight_rows(target.lm_head, ids).float().cpu())
-        norm = getattr(target.model.get_decoder(), "norm", None)
-        weight = getattr(norm, "weight", None)
-        if isinstance(weight, Tensor) and weight.shape == head.norm.weight.shape:
-            head.norm.weight.copy_(weight.detach().float().cpu())
+            factor = LogitTransform.of(target.config).factor
+            head.lm_head.weight.copy_(factor * weight_rows(target.lm_head, ids).float().cpu())
+        norm = getattr(decoder_of(target.model), "norm", None)
+        if isinstance(norm, nn.Module):
+            head.norm.weight.copy_(_norm_weight(norm, target).float().cpu())
     return _init_layer(head, target)
+
+
+def _norm_weight(norm: nn.Module, target: Target) -> Tensor:
+    """What the target's final norm multiplies by; Gemma and Qwen3.5 store it with an offset."""
+    # Numbers of mean 0 and mean square 1 stay as they are; a bias is the same for both signs.
+    signs = torch.ones(target.hidden_size, dtype=target.dtype, device=target.device)
+    signs[1::2] = -1
+    weight: Tensor = (norm(signs) - norm(-signs)) / 2 * signs
+    return weight
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from engine.drafters.heads.checkpoint import published_tensors
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
+from engine.model.logits import LogitTransform
 from engine.model.packed import weight_of
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
@@ -72,7 +73,8 @@ class ReDrafterStudent(Student):
         self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(settings.layers)}
         self.aliases["output"] = f"lm_head.{settings.layers}"
         self.to(target.device)
-        self._init_weights(weight_of(target.lm_head).float())
+        factor = LogitTransform.of(target.config).factor
+        self._init_weights(factor * weight_of(target.lm_head).float())
 
     @torch.no_grad()
     def _init_weights(self, lm_head: Tensor) -> None:

@@ -16,6 +16,7 @@ from engine.drafters.eagle.head import HeadSession
 from engine.drafters.heads.redrafter import read_head
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Corpus, Entry
+from engine.model.forward import decoder_of
 from engine.model.logits import LogitTransform
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -158,6 +159,24 @@ def test_a_recurrent_head_computes_what_was_trained(
     expected = head.logits(hidden[:-2], state)
     found = learnt.lm_head(learnt.hidden)[: n - 2]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["gemma3_text", "granite", "stablelm"])
+def test_an_untrained_head_reads_its_deepest_layer_as_the_target_would(family: str) -> None:
+    """Also where a norm's weights are stored with an offset, and where logits are multiplied."""
+    scale = {"logits_scaling": 4.0} if family == "granite" else {}
+    target = tiny_target(family, num_hidden_layers=8, layer_types=None, **scale)
+    norm: Any = decoder_of(target.model).get_submodule("norm")
+    norm.weight.uniform_(0.5, 2.0)
+    ids, hidden = torch.arange(100), torch.randn(4, target.hidden_size)
+    hidden -= hidden.mean(dim=-1, keepdim=True)  # as StableLM's norm does
+    logits = LogitTransform.of(target.config)(target.output(norm(hidden)))
+    head = new_eagle3_head(target, ids)
+    torch.testing.assert_close(head.logits(hidden), logits[:, ids], atol=1e-3, rtol=1e-3)
+    student: Any = training_settings("redrafter", {"exit_dim": 64}).student(target, [])
+    product = LogitTransform.of(target.config)(target.output(hidden))
+    torch.testing.assert_close(student.output(torch.cat([hidden, 0 * hidden], -1)), product)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
