@@ -103,6 +103,7 @@ class DraftModelStudent(Student):
     @torch.no_grad()
     def _init_weights(self) -> None:
         own, source = self._embedding, weight_of(self.target.embedding).float()
+        source = source[: len(own)]  # Inkling 2 embeds more tokens than it has logits
         width = min(own.shape[1], source.shape[1])
         own.zero_()
         own[:, :width] = source @ principal_directions(source, width)

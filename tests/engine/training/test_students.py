@@ -26,7 +26,7 @@ from engine.training.methods.eagle import new_eagle1_head, new_eagle3_head
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, Teacher, frequent_tokens, make_packs, split_held_out
 from tests.engine.drafters.judges import slow
-from tests.models import tiny_target
+from tests.models import VOCAB, tiny_target
 
 LAYERS = (2, 4, 5)
 
@@ -177,6 +177,12 @@ def test_an_untrained_head_reads_its_deepest_layer_as_the_target_would(family: s
     student: Any = training_settings("redrafter", {"exit_dim": 64}).student(target, [])
     product = LogitTransform.of(target.config)(target.output(hidden))
     torch.testing.assert_close(student.output(torch.cat([hidden, 0 * hidden], -1)), product)
+
+
+def test_a_draft_model_has_the_tokens_that_have_logits() -> None:
+    target = tiny_target("inkling2_text")
+    student: Any = training_settings("draft_target", {}).student(target, [])
+    assert len(student.published()["model.embed_tokens.weight"]) == target.vocab_size == VOCAB - 4
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
