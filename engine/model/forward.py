@@ -456,9 +456,9 @@ def _before_output(model: transformers.PreTrainedModel) -> nn.Module:
 
 
 def decoder_layers(model: transformers.PreTrainedModel) -> nn.ModuleList:
-    """The model's list of decoder layers, found by its length."""
+    """The decoder's list of layers, found by its length: a vision tower may have as many."""
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
+    for module in decoder_of(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     return nn.ModuleList()

@@ -165,9 +165,11 @@ def test_sampled_texts_follow_the_targets_law(family: str, method: str) -> None:
 def test_a_model_that_also_sees_loads_as_its_language_model(
     tmp_path: Path, wrapper: str, family: str, kind: str
 ) -> None:
+    """Its layers are the language model's, where as many layers see."""
     text = tiny_model(family).config.to_dict()
+    layers = text["num_hidden_layers"]
     eyes = {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4, "image_size": 16}
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": layers}
     config = AutoConfig.for_model(
         wrapper, text_config=text, vision_config={**eyes, **sizes, "num_attention_heads": 2}
     )
@@ -178,6 +180,8 @@ def test_a_model_that_also_sees_loads_as_its_language_model(
     drafter = ScriptedDrafter([], vocab=VOCAB, shape=SHAPES["any"])
     output = write(target, drafter, PROMPT, tokens=4).output
     assert output == plain_greedy(target, PROMPT, 4)
+    shown = target.prefill(PROMPT, target.new_cache(32), Needs(layers=(1, layers)))
+    assert shown.layers is not None and shown.layers.shape == (len(PROMPT), 2 * 32)
 
 
 @pytest.mark.parametrize(
