@@ -22,6 +22,7 @@ from transformers.utils.logging import set_tqdm_hook
 
 from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import PARAMETERS_PER_BYTE, READ_ERRORS, check_complete
+from engine.model.forward import decoder_layers
 from engine.model.layer_types import check_can_roll_back
 from engine.model.packed import num_weights
 from engine.model.sources import TargetSpec, Weights, hub_error
@@ -119,6 +120,12 @@ def empty_model(
     with torch.device("meta"):
         model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False
+        )
+    causal = [m.is_causal for m in decoder_layers(model).modules() if hasattr(m, "is_causal")]
+    if causal and not any(causal):
+        raise TargetError(
+            f"{name} ({type(model).__name__}) is an encoder: its tokens attend to later ones, so "
+            "it cannot continue a text. Choose a decoder."
         )
     model.tie_weights()
     count = num_weights(model)

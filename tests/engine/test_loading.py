@@ -95,6 +95,17 @@ def test_a_model_without_a_chat_template_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "setting", "value"),
+    [("roberta", "is_decoder", True), ("gemma3_text", "use_bidirectional_attention", False)],
+)
+def test_an_encoder_is_refused(family: str, setting: str, value: bool) -> None:
+    """Such as RoBERTa and EmbeddingGemma, whose config makes decoders of them, too."""
+    with pytest.raises(TargetError, match="is an encoder"):
+        empty_model(AutoConfig.for_model(family, **{setting: not value}), None, family)
+    assert empty_model(AutoConfig.for_model(family, **{setting: value}), None, family)
+
+
+@pytest.mark.parametrize(
     ("family", "settings"),
     [
         ("bloom", {"n_layer": 1, "n_head": 4}),

@@ -45,8 +45,6 @@ def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:
         return f"the compiled kernels compute in bfloat16, not {dtype}"
     if _activation(config) not in ACTIVATIONS:
         return f"its activation is {_activation(config)}, not silu or gelu_pytorch_tanh"
-    if getattr(config, "use_bidirectional_attention", False):
-        return "its attention is bidirectional"
     types = base.rotary_emb.rope_type
     types = set(types.values()) if isinstance(types, dict) else {types}
     if not types <= FIXED_ROTARY:

@@ -213,7 +213,6 @@ def test_a_drafters_linear_modules_are_multiplied_by_the_kernels(kernels: ctypes
         ("llama", {}, "must be multiples of 32 wide"),
         ("cohere", {}, "CohereForCausalLM is computed by transformers' modules"),
         ("gpt_neox", {}, "GPTNeoXForCausalLM"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "attention is bidirectional"),
         ("llama", {"hidden_act": "gelu"}, "activation is gelu, not silu"),
         (
             "llama",
