@@ -81,16 +81,18 @@ class ChatFormat:
 
     @classmethod
     def of(cls, target: Target) -> ChatFormat:
-        """The target's format; three empty strings without a chat template.
+        """The target's format; without a chat template, what a raw prompt begins with.
 
         Raises PromptError: it has no tokenizer, or its template alters the turns' text.
         """
+        from engine.model.tokenizer import decode  # imports transformers: not at the page's start
+
         if target.tokenizer is None:
             raise PromptError(
                 f"{target.name} has no tokenizer. Training needs one to make prompts."
             )
         if not target.has_chat_template:
-            return cls("", "", "")
+            return cls(decode(target.tokenizer, target.encode("")), "", "")
         user, answer, again = _MARKS
         roles = zip(("user", "assistant", "user"), _MARKS, strict=True)
         turns = [{"role": role, "content": mark} for role, mark in roles]

@@ -169,7 +169,7 @@ class _Sequence:
         self._advance()
         if not self.tokens:
             self.tokens = [min(self.endings.eos_ids, default=0)]
-            self._start = 1
+            self._start, self.num_read = 1, 0
         self.finished = len(self.tokens) >= self.max_len
 
     @property

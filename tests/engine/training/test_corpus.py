@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 import presets
 from engine.errors import ConfigError, PromptError
 from engine.model.corpus import Corpus
+from engine.model.random_weights import ROLES
 from engine.model.target import Target
 from engine.training.corpus.dialogues import (
     ChatFormat,
@@ -43,7 +46,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def corpus(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return grown(target, tmp_path_factory.mktemp("corpus"), num_tokens=1500)
+    return grown(target, tmp_path_factory.mktemp("corpus"), num_tokens=400)
 
 
 def finish(made: Iterator[Corpus]) -> None:
@@ -166,3 +169,21 @@ def test_what_cannot_extend_a_corpus_is_refused(
     ):
         with pytest.raises((ConfigError, PromptError), match=message):
             finish(grow(model, folder, settings, num_tokens=10**6, rows=2))
+
+
+@pytest.mark.parametrize("has_begin", [True, False])
+def test_dialogues_of_a_base_model_begin_as_its_raw_prompts_do(
+    has_begin: bool, tmp_path: Path
+) -> None:
+    """By Llama's and Gemma's first token; others may begin with what the model writes."""
+    target = tiny_target()
+    tokenizer: Any = copy.deepcopy(target.tokenizer)
+    tokenizer.chat_template, begin = None, tokenizer.convert_tokens_to_ids(ROLES[0])
+    if has_begin:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{ROLES[0]} $A", special_tokens=[(ROLES[0], begin)]
+        )
+    target.tokenizer = tokenizer
+    assert (target.encode("ab")[0] == begin) == has_begin
+    entries = grown(target, tmp_path, num_tokens=400).entries
+    assert all((entry.token_ids[0] == begin) == has_begin for entry in entries)
