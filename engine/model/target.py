@@ -42,6 +42,9 @@ class Target:
 
     Attributes:
         tokenizer: None where a checkpoint has none (token ids in, token ids out).
+        hidden_size: of the last hidden state and the embedding; OPT 350M's are narrower than its
+            layers.
+        layer_width: of hidden states between layers.
         output: as `lm_head`, `(…, hidden)` → `(…, vocab)`, on the fastest backend.
         kernels, draft_chain, ragged_batch: as in `Forward`.
     """
@@ -69,7 +72,8 @@ class Target:
         self.provenance = provenance or {}
         self._dtype_name = dtype_name
         self.config = config = model.config.get_text_config()
-        self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self.num_layers, self.layer_width = int(config.num_hidden_layers), int(config.hidden_size)
+        self.hidden_size = int(getattr(config, "word_embed_proj_dim", None) or self.layer_width)
         # The number of logits; padding may make it larger than the tokenizer's vocabulary. Inkling
         # pads its embeddings alone.
         unpadded = getattr(config, "unpadded_vocab_size", None) or config.vocab_size
@@ -129,7 +133,7 @@ class Target:
         for config in (layers[i] for i in kv_layers(self.config)):
             heads = int(config.num_attention_heads)
             kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-            width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
+            width = int(getattr(config, "head_dim", None) or self.layer_width // heads)
             total += 2 * kv_heads * width * self.dtype.itemsize
         return total
 

@@ -276,7 +276,8 @@ def _captured_inputs(
 
 def _eagle3_spec(checkpoint: HeadCheckpoint, draft_vocab_size: int, max_layers: int) -> Eagle3Spec:
     config, location, target = checkpoint.config, checkpoint.location, checkpoint.target
-    width, reads_layers = target.hidden_size, config.use_aux_hidden_state
+    reads_layers = config.use_aux_hidden_state
+    width = target.layer_width if reads_layers else target.hidden_size
     if checkpoint.has("fc.weight") and not reads_layers:
         raise DrafterError(
             f"{location}'s config.json says that use_aux_hidden_state is false, but fc.weight "

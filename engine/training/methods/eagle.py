@@ -316,11 +316,12 @@ def new_eagle3_head(target: Target, ids: Tensor | None) -> Eagle3Head:
     """
     spec = _head_spec(target)
     count = target.vocab_size if ids is None else len(ids)
-    whole = Eagle3Spec(spec, 3, target.hidden_size, count)
+    width = target.layer_width
+    whole = Eagle3Spec(spec, 3, width, count)
     head = Eagle3Head(whole, DraftOutput(target) if ids is None else None)
     with torch.no_grad():
         head.fc.weight.mul_(0.1)
-        head.fc.weight[:, 2 * spec.hidden :] += torch.eye(spec.hidden)
+        head.fc.weight[:, 2 * width :] += torch.eye(spec.hidden, width)
         if ids is not None:
             factor = LogitTransform.of(target.config).factor
             head.lm_head.weight.copy_(factor * weight_rows(target.lm_head, ids).float().cpu())

@@ -25,8 +25,8 @@ from engine.training.methods import METHODS, training_settings
 from engine.training.methods.eagle import new_eagle1_head, new_eagle3_head
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, Teacher, frequent_tokens, make_packs, split_held_out
-from tests.engine.drafters.judges import slow
-from tests.models import VOCAB, tiny_target
+from tests.engine.drafters.judges import slow, write
+from tests.models import VOCAB, build_context, plain_greedy, tiny_target
 
 LAYERS = (2, 4, 5)
 
@@ -177,6 +177,20 @@ def test_an_untrained_head_reads_its_deepest_layer_as_the_target_would(family: s
     student: Any = training_settings("redrafter", {"exit_dim": 64}).student(target, [])
     product = LogitTransform.of(target.config)(target.output(hidden))
     torch.testing.assert_close(student.output(torch.cat([hidden, 0 * hidden], -1)), product)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "redrafter"])
+def test_heads_fit_a_target_whose_layers_are_wider_than_its_embedding(
+    method: str, tmp_path: Path
+) -> None:
+    """As OPT 350M's."""
+    target = tiny_target("opt", num_hidden_layers=8, word_embed_proj_dim=16)
+    settings = training_settings(method, {"weights_dtype": "float32"})
+    student = settings.student(target, [])
+    student.save(tmp_path, "float32")
+    rates = [[1.0]] * student.depths
+    drafter = settings.decoding(tmp_path, rates).build(build_context(target))
+    assert write(target, drafter, [7, 8, 9], tokens=8).output == plain_greedy(target, [7, 8, 9], 8)
 
 
 def test_a_draft_model_has_the_tokens_that_have_logits() -> None:
