@@ -52,11 +52,8 @@ def test_nothing_is_predicted_of_what_never_drafted() -> None:
     assert only_prior.predict_as_set(config) is None
 
 
-def test_a_level_counts_once_however_many_siblings_were_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("engine.tuning.survival.MEMORY", 1.0)
-    tree, survival = TreeShape([-1, 0, 0, 1, 1]), Survival()
+def test_a_level_counts_once_however_many_siblings_were_tried() -> None:
+    tree, survival = TreeShape([-1, 0, 0, 1, 1]), Survival(memory=1.0)
     for path in ((0, 2), (0, 1, 4), (0,)):
         survival.observe_attempt(True)
         survival.observe(Proposal(torch.arange(5), tree), path)
