@@ -115,7 +115,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 32px aut
   padding: 0 16px; }
 h1 { font-size: 22px; margin: 0 0 8px; } h2 { font-size: 16px; margin: 28px 0 8px; }
 .headline.firm { font-weight: 600; } .dim, small { opacity: .7; } small { display: block; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%;
+  min-width: 720px; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
   vertical-align: top; } th:first-child, td:first-child { text-align: left; }
 td { font-variant-numeric: tabular-nums; }
