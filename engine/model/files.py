@@ -39,7 +39,7 @@ _RANGES = {
     "num_hidden_layers num_layers n_layer n_layers block_count decoder_layers": (1, 1024),
     "num_kv_shared_layers loop_num_passes": (0, 1024),
     "num_attention_heads num_key_value_heads n_head n_heads head_count head_count_kv": (1, 4096),
-    "hidden_size d_model n_embd embedding_length": (1, 1 << 20),
+    "hidden_size d_model n_embd embedding_length word_embed_proj_dim": (1, 1 << 20),
     "intermediate_size ffn_dim n_inner feed_forward_length": (1, 1 << 22),
     "num_experts num_local_experts n_routed_experts expert_count": (0, 1 << 14),
     "num_mtp_layers num_nextn_predict_layers": (0, 1 << 14),
@@ -56,6 +56,10 @@ enough to try, and never narrower than transformers' own checks."""
 LIST_ALLOWED = {"num_attention_heads", "num_key_value_heads", "intermediate_size"}
 LIST_ALLOWED |= {"head_count", "head_count_kv", "feed_forward_length", "num_hidden_layers"}
 """Sizes that may also be a list or mapping, of a size per layer."""
+FACTORS = {"rope_theta", "factor", "logits_scaling", "logit_scale", "lm_head_multiplier"}
+FACTORS |= {"logits_mup_width_multiplier"}
+CAPS = {"final_logit_softcapping", "logits_soft_cap"}
+"""Caps of logits; 0 is none."""
 NAME_LISTS = {"architectures", "attention_layers", "layer_types", "mtp_layer_types"}
 """Settings that are lists of names."""
 BOOLEANS = {"alibi", "use_sliding_window"}
@@ -235,9 +239,12 @@ def _violated_rule(key: str, value: Any, least: int | None) -> str | None:
         ids = value if isinstance(value, list) else [value]
         ok = all(_is_int(token_id, -1, (1 << 31) - 1) for token_id in ids)
         return None if ok else "a token id, or a list of them"
-    if key in ("rope_theta", "factor"):
+    if key in FACTORS:
         ok = isinstance(value, int | float) and 0 < value < float("inf")
         return None if ok else "a number above 0"
+    if key in CAPS:
+        ok = isinstance(value, int | float) and 0 <= value < float("inf")
+        return None if ok else "a number of at least 0"
     if key.endswith(("_eps", "_epsilon")):
         ok = isinstance(value, int | float) and 0 <= value <= 1
         return None if ok else "a number in [0, 1]"

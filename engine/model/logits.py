@@ -23,20 +23,14 @@ class LogitTransform:
     @classmethod
     def of(cls, config: Any) -> Self:
         """That of a model with this text config."""
-
-        def factor(name: str) -> float:
-            return float(getattr(config, name, None) or 1.0)
-
+        scaling = getattr(config, "logits_scaling", None) or 1.0
         # HyperCLOVA X multiplies by what Granite and MiniCPM3 divide by.
-        sign = 1 if config.model_type == "hyperclovax" else -1
-        product = factor("logits_scaling") ** sign
-        product *= factor("logit_scale")  # Cohere
-        product *= factor("lm_head_multiplier")  # Falcon-H1
-        product /= factor("logits_mup_width_multiplier")  # Inkling
-        caps = (
-            getattr(config, name, None) for name in ("final_logit_softcapping", "logits_soft_cap")
-        )
-        return cls(product, next(filter(None, caps), None))
+        factor = scaling if config.model_type == "hyperclovax" else 1.0 / scaling
+        factor *= getattr(config, "logit_scale", None) or 1.0  # Cohere
+        factor *= getattr(config, "lm_head_multiplier", None) or 1.0  # Falcon-H1
+        factor /= getattr(config, "logits_mup_width_multiplier", None) or 1.0  # Inkling
+        softcap = getattr(config, "final_logit_softcapping", None)
+        return cls(factor, softcap or getattr(config, "logits_soft_cap", None) or None)
 
     @property
     def is_identity(self) -> bool:
