@@ -165,7 +165,7 @@ def test_a_recurrent_head_computes_what_was_trained(
 @pytest.mark.parametrize("family", ["gemma3_text", "granite", "stablelm"])
 def test_an_untrained_head_reads_its_deepest_layer_as_the_target_would(family: str) -> None:
     """Also where a norm's weights are stored with an offset, and where logits are multiplied."""
-    scale = {"logits_scaling": 4.0} if family == "granite" else {}
+    scale: dict[str, Any] = {"logits_scaling": 4.0} if family == "granite" else {}
     target = tiny_target(family, num_hidden_layers=8, layer_types=None, **scale)
     norm: Any = decoder_of(target.model).get_submodule("norm")
     norm.weight.uniform_(0.5, 2.0)
