@@ -28,6 +28,9 @@ TREE_ROWS = (4, 16)
 TREE_DEPTH = 4
 """Depth of the trees that show what a level costs; less where there are few rows."""
 BATCHES, BATCH_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
+MAX_NOISE, STEADY_TRY_S = 1.1, 3.0
+"""Ratio of the two least times of a shape up to which they are taken for its own time, and the
+seconds during which a measurement that something disturbs is repeated."""
 MAX_BATCH_ROWS = 256
 """The most rows of a batch, all texts together; larger batches are extrapolated."""
 MAX_BATCH_BYTES = 2 << 30
@@ -44,6 +47,8 @@ def measure_curve(
 ) -> LatencyCurve:
     """Time verify forwards; every repeat times all shapes, so that drift affects all alike.
 
+    Shapes are timed at least `repeats` times, and on a busy machine more often.
+
     With recurrent layers, the time includes rolling their state back to the accepted path, and
     trees are timed as well as chains.
     """
@@ -52,17 +57,22 @@ def measure_curve(
     shapes = [TreeShape.chain(n - 1) for n in rows]
     shapes += [comb_tree(n, depth) for n in tree_rows for depth in (1, _tree_depth(n))]
     order = sorted(range(len(shapes)), key=lambda i: -len(shapes[i]))
-    seconds = np.empty((repeats + 1, len(shapes)))
+    times_s = list[list[float]]()
     with target.new_cache(context_len + max(rows)) as cache:
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
-        for repeat in range(repeats + 1):
+        began_s = time.perf_counter()
+        while len(times_s) <= repeats or not _is_steady(times_s[1:]):
+            if len(times_s) > repeats and time.perf_counter() - began_s > STEADY_TRY_S:
+                break
+            seconds = [0.0] * len(shapes)
             # Largest first: many rows evict the caches, at the cost of the forward that follows.
             for done, i in enumerate(order):
-                on_progress((repeat + done / len(shapes)) / (repeats + 1))
-                seconds[repeat, i] = _time_verify(target, cache, shapes[i])
+                on_progress(min(1.0, (len(times_s) + done / len(shapes)) / (repeats + 1)))
+                seconds[i] = _time_verify(target, cache, shapes[i])
+            times_s.append(seconds)
     # Whatever else the machine does only adds to a time.
-    least: list[float] = (1000 * np.min(seconds[1:], axis=0)).tolist()
+    least: list[float] = (1000 * np.min(times_s[1:], axis=0)).tolist()
     chain_ms = non_decreasing(least[: len(rows)])
     if not tree_rows:
         return LatencyCurve(rows, chain_ms, context_len)
@@ -70,6 +80,12 @@ def measure_curve(
     times = zip(tree_rows, star_ms, least[len(rows) + 1 :: 2], strict=True)
     level_ms = tuple((deep - star) / (_tree_depth(n) - 1) for n, star, deep in times)
     return LatencyCurve(rows, chain_ms, context_len, TreeLatency(tree_rows, star_ms, level_ms))
+
+
+def _is_steady(times_s: Sequence[Sequence[float]]) -> bool:
+    """Whether the two least times `(repeats, shapes)` of every shape agree."""
+    least, second = np.sort(times_s, axis=0)[:2] if len(times_s) > 1 else (1.0, 1.0)
+    return bool(np.all(second <= MAX_NOISE * least))
 
 
 def non_decreasing(ms: Sequence[float]) -> tuple[float, ...]:
@@ -238,10 +254,9 @@ def _random_features(
     def features(width: int) -> torch.Tensor:
         return torch.randn(rows, width, generator=generator).to(target.device, target.dtype)
 
-    size = target.hidden_size
     return TargetOutput(
         torch.empty(0, 0, device=target.device),
-        features(size) if needs.hidden else None,
-        features(size * len(needs.layers)) if needs.layers else None,
+        features(target.hidden_size) if needs.hidden else None,
+        features(target.layer_width * len(needs.layers)) if needs.layers else None,
         shared=shared,
     )

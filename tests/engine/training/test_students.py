@@ -25,6 +25,8 @@ from engine.training.methods import METHODS, training_settings
 from engine.training.methods.eagle import new_eagle1_head, new_eagle3_head
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, Teacher, frequent_tokens, make_packs, split_held_out
+from engine.tuning.costs import Costs
+from engine.tuning.latency import LatencyCurve
 from tests.engine.drafters.judges import slow, write
 from tests.models import VOCAB, build_context, plain_greedy, tiny_target
 
@@ -191,6 +193,7 @@ def test_heads_fit_a_target_whose_layers_are_wider_than_its_embedding(
     rates = [[1.0]] * student.depths
     drafter = settings.decoding(tmp_path, rates).build(build_context(target))
     assert write(target, drafter, [7, 8, 9], tokens=8).output == plain_greedy(target, [7, 8, 9], 8)
+    Costs(LatencyCurve((1, 2), (1.0, 1.0))).time_drafts(drafter, target)
 
 
 def test_a_draft_model_has_the_tokens_that_have_logits() -> None:
