@@ -415,6 +415,16 @@ def hardly_drafts(tokens_a_step: float) -> bool:
     return tokens_a_step < 1.05
 
 
+FEW_DRAFTS = "Hardly anything was drafted"
+NO_DRAFTS = "Hardly any draft is accepted"
+
+
+def missing_drafts(num_accepted: float, num_drafted: float) -> str:
+    """What `hardly_drafts` is due to: of what was drafted, most is right, or hardly anything."""
+    acceptance = draft_acceptance(num_accepted, num_drafted)
+    return FEW_DRAFTS if acceptance is None or acceptance > 1 / 3 else NO_DRAFTS
+
+
 class StepParts(NamedTuple):
     """Seconds of a step."""
 

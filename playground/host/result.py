@@ -12,6 +12,7 @@ from engine.metrics import (
     Balance,
     TimeSplit,
     hardly_drafts,
+    missing_drafts,
     ratio,
     tokens_per_step,
 )
@@ -34,7 +35,6 @@ ADVICE = {
     "verify": "Verification dominates. Draft fewer tokens or use a smaller tree.",
     "other": "Neither drafting nor verifying takes most of the time.",
 }
-NO_DRAFTS = "Hardly any draft is accepted on this text."
 SOURCES = {
     "around": "Plain decoding: {} tok/s, timed briefly before and after this run.",
     "before": "Plain decoding: {} tok/s, timed briefly before this run.",
@@ -66,7 +66,8 @@ def result_of(
     kind = "before" if plain.source == "around" and plain.drift is None else plain.source
     source = SOURCES[kind].format(formats.tok_s(plain.tok_s))
     sentences = (drafting_sentence(metrics), comparison.remark, source)
-    return _compared(comparison, " ".join(filter(None, sentences)))
+    missing = missing_drafts(metrics.get("num_accepted") or 0, metrics.get("num_drafted") or 0)
+    return _compared(comparison, " ".join(filter(None, sentences)), f"{missing} on this text.")
 
 
 def too_short(metrics: Mapping[str, Any]) -> dict[str, str] | None:
@@ -136,7 +137,7 @@ def _doubt_of_run(metrics: Mapping[str, Any], balance: Balance, plain: PlainStep
     return f"only {quiet} steps could be compared." if quiet < MIN_QUIET_STEPS else ""
 
 
-def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
+def _compared(comparison: PlainComparison, source: str, missing: str) -> dict[str, str]:
     balance, speedup = comparison.balance, comparison.speedup
     tokens = formats.mat(balance.mat)
     if speedup is None:
@@ -153,7 +154,7 @@ def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
         return _parts("same", head, text, source)
     if not comparison.is_sure:
         return _parts("same", head, text, source)
-    advice = NO_DRAFTS if hardly_drafts(balance.mat) else ADVICE[balance.largest]
+    advice = missing if hardly_drafts(balance.mat) else ADVICE[balance.largest]
     return _parts("slower", head, text, source, advice)
 
 

@@ -11,12 +11,12 @@ import pytest
 
 import presets
 from engine.config import Sampling
-from engine.metrics import TimeSplit, measure, undisturbed
+from engine.metrics import FEW_DRAFTS, NO_DRAFTS, TimeSplit, measure, undisturbed
 from engine.steps import End, Prefill, Record, Step
 from playground.host.live import LiveRuns
 from playground.host.plain import BaselineTimer, PlainStep, Timing, stored_plain_step
 from playground.host.request import read_request
-from playground.host.result import NO_DRAFTS, compare_with_plain, result_of, too_short, warning_of
+from playground.host.result import compare_with_plain, result_of, too_short, warning_of
 from playground.host.runner import EngineHost
 from playground.host.stream import History, run_meta
 from storage import RunLog
@@ -144,7 +144,17 @@ def test_slow_run_says_what_costs_most() -> None:
     assert found["advice"].startswith("Drafting dominates")
     assert "-0.00" not in said(metrics(1.2, 0.012, 0.010, 0.000999))["text"]
     assert said(metrics(1.2, 0.001, 0.018, 0.001))["advice"].startswith("Verification dominates")
-    assert said(metrics(1.0, 0.001, 0.018, 0.001))["advice"] == NO_DRAFTS
+
+
+@pytest.mark.parametrize(
+    ("num_drafted", "num_accepted", "advice"), [(60, 0, NO_DRAFTS), (1, 1, FEW_DRAFTS)]
+)
+def test_drafts_that_were_hardly_made_are_not_called_rejected(
+    num_drafted: int, num_accepted: int, advice: str
+) -> None:
+    values = metrics(1.0, 0.001, 0.018, 0.001)
+    found = said({**values, "num_drafted": num_drafted, "num_accepted": num_accepted})
+    assert found["advice"] == f"{advice} on this text."
 
 
 def test_without_a_comparison_it_says_what_is_known() -> None:

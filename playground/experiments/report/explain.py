@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine import formats
-from engine.metrics import EQUAL_MARGIN, Balance, hardly_drafts
+from engine.metrics import EQUAL_MARGIN, Balance, hardly_drafts, missing_drafts
 from playground.experiments.finished import Pair
 from playground.experiments.statistics import Speedup, Totals, speedup_of, totals_of
 from playground.host.baseline import doubt_of
@@ -60,7 +60,8 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
         f"{_ms(plain_ms)} ms / ({_ms(draft)} + {_ms(verify)} + {_ms(other)} ms) = "
         f"{formats.speedup(balance.formula)}"
     )
-    because = _because(balance, fast.ratio, _doubt(fast))
+    missing = missing_drafts(own.num_accepted, own.num_drafted)
+    because = _because(balance, fast.ratio, _doubt(fast), missing)
     differs = _differs(own, plain, fast.ratio, balance.formula)
     return Explanation(fast.ratio, balance.formula, terms, because, differs)
 
@@ -86,14 +87,14 @@ def _ms(ms: float) -> str:
     return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
 
 
-def _because(balance: Balance, measured: float, noise: str) -> str:
+def _because(balance: Balance, measured: float, noise: str, missing: str) -> str:
     listed = ", ".join(f"{value:+.2f} {COSTS[part]}" for part, value in balance.paid.items())
     account = (
         f"{balance.mat:.2f} tokens a step, and a step takes {1 + balance.total:.2f}× as long as a "
         f"plain step (1 {listed})."
     )
     if hardly_drafts(balance.mat):
-        return f"Hardly any draft is accepted: {account}"
+        return f"{missing}: {account}"
     side = f"Faster{noise}" if measured > 1 + EQUAL_MARGIN else f"Slower{noise}"
     if abs(measured - 1) <= EQUAL_MARGIN:
         side = "As fast as plain decoding"

@@ -103,6 +103,10 @@ def cost(**ms: float) -> FinishedRequest:
             replace(cost(draft=5.0, verify=10.0), num_accepted=0, num_steps=20, at_least=()),
             *("Hardly any draft is accepted", "tokens a step"),
         ),
+        (
+            replace(cost(draft=10.0, verify=20.0), num_drafted=1, num_accepted=1, num_steps=40),
+            *("Hardly anything was drafted", "tokens a step"),
+        ),
     ],
 )
 def test_the_sentence_names_what_costs_most(own: FinishedRequest, begins: str, names: str) -> None:
