@@ -105,7 +105,7 @@ def run(
     if metrics.expected_tok_s:
         row.predicted.append(metrics.expected_tok_s / metrics.tok_s)
     if isinstance(drafter, ControlledDrafter):
-        row.lost_ms = max(row.lost_ms, drafter.account.loss_ms(drafter.experience.costs.plain_ms))
+        row.lost_ms = max(row.lost_ms, drafter.loss_ms)
     return end.output_ids
 
 

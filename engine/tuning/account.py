@@ -10,6 +10,9 @@ FREE_HICCUP_MS = 40.0
 HICCUP_TOLERANCE = 2.0
 """Beyond that, drafted steps may lose this many times the share of time that hiccups take of plain
 steps."""
+NOISE_TOLERANCE, NOISE_HICCUP_STEPS = 3.0, 10.0
+"""What noise excuses: so many standard errors of the time of all drafted steps, and so many plain
+steps of hiccups; a machine whose plain steps vary has those, too."""
 
 
 @dataclass(slots=True)
@@ -18,7 +21,9 @@ class LossAccount:
 
     A program that draws or compiles on the same cores now and then holds up a step for many times
     its usual time. Such a hiccup hits drafted and plain steps alike, and is not charged to drafting
-    unless drafted steps have many more of them.
+    unless drafted steps have many more of them. Where programs run beside it all the time, every
+    step takes longer than expected, or shorter: what plain steps show of that is not charged
+    either.
 
     Attributes:
         elapsed_ms: since the text began.
@@ -30,19 +35,26 @@ class LossAccount:
     _pending_tokens: int = 0
     _drafted_ms: float = 0.0
     _drafted_hiccup_ms: float = 0.0
+    _excess_ms: float = 0.0
+    _usual_ms_squared: float = 0.0
     _plain_hiccup_ms: float = 0.0
 
-    def add_drafted_step(self, ms: float, num_tokens: int, hiccup_ms: float) -> None:
+    def add_drafted_step(
+        self, ms: float, num_tokens: int, hiccup_ms: float, usual_ms: float
+    ) -> None:
         """Record a drafted step.
 
         Args:
             hiccup_ms: by how much something else held it up; included in `ms`.
+            usual_ms: what such a step was expected to take.
         """
         self.elapsed_ms += ms
         self._drafted_ms += ms
         self._pending_ms += ms
         self._pending_tokens += num_tokens
         self._drafted_hiccup_ms += hiccup_ms
+        self._excess_ms += ms - hiccup_ms - usual_ms
+        self._usual_ms_squared += usual_ms**2
 
     def add_plain_step(self, ms: float, before_ms: float, after_ms: float | None) -> None:
         """Record a plain step.
@@ -59,18 +71,27 @@ class LossAccount:
         self._settled_ms += self._pending_ms - self._pending_tokens * (before_ms + after_ms) / 2
         self._pending_ms, self._pending_tokens = 0.0, 0
 
-    def loss_ms(self, plain_ms: float) -> float:
-        """The loss so far, where a plain step takes `plain_ms`; negative for a gain."""
-        pending_ms = self._pending_ms - self._pending_tokens * plain_ms
-        return self._settled_ms + pending_ms - self._excused_ms
+    def loss_ms(self, plain_ms: float, noise: float = 0.0) -> float:
+        """The loss so far; negative for a gain.
 
-    @property
-    def _excused_ms(self) -> float:
+        Args:
+            plain_ms: what a plain step takes.
+            noise: see `Costs.noise`.
+        """
+        pending_ms = self._pending_ms - self._pending_tokens * plain_ms
+        hiccups_ms = self._excused_hiccups_ms(NOISE_HICCUP_STEPS * noise * plain_ms)
+        excess_ms = min(
+            self._excess_ms, NOISE_TOLERANCE * noise * math.sqrt(self._usual_ms_squared)
+        )
+        return self._settled_ms + pending_ms - hiccups_ms - max(0.0, excess_ms)
+
+    def _excused_hiccups_ms(self, noise_ms: float) -> float:
         """Hiccups of drafted steps that are not charged."""
         quiet_ms = self.elapsed_ms - self._drafted_ms - self._plain_hiccup_ms
         rate = self._plain_hiccup_ms / quiet_ms if quiet_ms else 0.0
         usual_ms = rate * (self._drafted_ms - self._drafted_hiccup_ms)
-        return min(self._drafted_hiccup_ms, FREE_HICCUP_MS + HICCUP_TOLERANCE * usual_ms)
+        free_ms = max(FREE_HICCUP_MS, noise_ms)
+        return min(self._drafted_hiccup_ms, free_ms + HICCUP_TOLERANCE * usual_ms)
 
 
 class RunningSpeedup:

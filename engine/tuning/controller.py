@@ -123,7 +123,7 @@ class ControlledDrafter(Drafter):
                 self._speedups[kind] = RunningSpeedup(prior, *SHORT_TERM)
         usual_len = self.experience.answer_len or DEFAULT_ANSWER_LEN
         usual_ms = min(start.limits.max_new_tokens, usual_len) * plain_ms
-        self._credit_ms = min(self.experience.credit_ms, MAX_LOSS_SHARE * usual_ms)
+        self._credit_ms = min(self.experience.credit * plain_ms, MAX_LOSS_SHARE * usual_ms)
 
     def propose(self, budget: Budget) -> Proposal:
         began_s = self._clock()
@@ -145,8 +145,7 @@ class ControlledDrafter(Drafter):
         proposal, step = drafted
         self.experience.survival.observe_attempt(len(proposal.shape) > 1)
         proposal = self._prune(proposal, step)
-        if step.rows == 1:
-            step.draft_ms = 1000 * (self._clock() - began_s)
+        step.propose_ms = 1000 * (self._clock() - began_s)
         return proposal
 
     def _draft(self, plan: DraftPlan, step_began_s: float) -> tuple[Proposal, DraftedStep]:
@@ -180,6 +179,10 @@ class ControlledDrafter(Drafter):
         self.text.extend(outcome.committed)
         shape = outcome.proposal.shape
         step, is_right = self._step, False
+        if step is None and len(shape) > 1:  # tokens that a grammar left no choice about
+            self._step = step = DraftedStep()
+        if step is not None:  # as verified: a grammar cuts drafts and adds to them
+            step.rows, step.depth = outcome.proposal.num_rows, shape.max_depth
         if step is not None and step.plan is not None and step.draft is not None:
             match_len, draft = self._match_len(step.plan.drafter), step.draft
             # Sampled tokens are right by chance. Tokens on another device would have to be waited
@@ -189,9 +192,8 @@ class ControlledDrafter(Drafter):
             elif len(shape) > 1:
                 self.experience.survival.observe(outcome.proposal, outcome.path, match_len)
                 is_right = shape.max_depth < len(outcome.path)
-        elif len(shape) > 1:  # tokens that a grammar left no choice about
-            self._step = step = step or DraftedStep()
-            step.rows, step.depth, step.is_typical = len(shape), shape.max_depth, False
+        elif step is not None and len(shape) > 1:
+            step.is_typical = False
         self._follow_drafts(outcome.committed, is_right=is_right)
         for drafter in self._drafters:
             drafter.observe(outcome)
@@ -207,7 +209,7 @@ class ControlledDrafter(Drafter):
             if drafter.num_unread:
                 costs.decay_prompt_ms(drafter.kinds[0])
         if self._num_steps:
-            loss_ms, elapsed_ms = self.account.loss_ms(costs.plain_ms), self.account.elapsed_ms
+            loss_ms, elapsed_ms = self.loss_ms, self.account.elapsed_ms
             self.experience.end_text(loss_ms, elapsed_ms, len(self.text) - self._num_prompt)
             for kind, trials in self._trials.items():
                 self.experience.trial_debts_ms[kind] = max(0.0, -trials.balance_ms(elapsed_ms))
@@ -216,6 +218,12 @@ class ControlledDrafter(Drafter):
 
     def rule(self, sampling: Sampling) -> Rule:
         return self.inner.rule(sampling)
+
+    @property
+    def loss_ms(self) -> float:
+        """What drafting has lost in this text, by the account; negative for a gain."""
+        costs = self.experience.costs
+        return self.account.loss_ms(costs.plain_ms, costs.noise)
 
     def _follow_drafts(self, committed: Sequence[int], *, is_right: bool) -> None:
         """Judge open drafts by the text; `is_right`: an untracked draft was accepted whole."""
@@ -258,7 +266,7 @@ class ControlledDrafter(Drafter):
         elapsed_ms, costs = self.account.elapsed_ms, self.experience.costs
         speedups = {kind: self._speedups[kind].value for kind in drafter.kinds}
         fastest = max(speedups, key=speedups.__getitem__)
-        loss_ms = self.account.loss_ms(costs.plain_ms)
+        loss_ms = self.loss_ms
         max_loss_ms = MAX_LOSS_SHARE * elapsed_ms + self._credit_ms - loss_ms
         prompt_ms = costs.prompt_ms(drafter.kinds[0], drafter.num_unread)
         if prompt_ms and not self._reads_on_credit and self._may_read_prompt(drafter, prompt_ms):
@@ -311,13 +319,14 @@ class ControlledDrafter(Drafter):
     def _may_read_prompt(self, drafter: LazyDrafter, prompt_ms: float) -> bool:
         """Whether the gain that the drafter can be expected to make is worth reading the prompt."""
         assert self._start is not None
-        experience, num_new_tokens = self.experience, len(self.text) - self._num_prompt
+        experience, costs = self.experience, self.experience.costs
+        num_new_tokens = len(self.text) - self._num_prompt
         speedup = max(experience.speedup_of(kind).value for kind in drafter.kinds)
         usual_left = max(experience.answer_len - num_new_tokens, DEFAULT_ANSWER_LEN)
         num_left = min(self._start.limits.max_new_tokens - num_new_tokens, usual_left)
-        left_ms = num_left * experience.costs.plain_ms
+        left_ms = num_left * costs.plain_ms
         max_ms = PROMPT_GAIN_SHARE * (1 - 1 / speedup) * left_ms
-        max_ms = min(max_ms, max(experience.credit_ms, MAX_LOSS_SHARE * left_ms))
+        max_ms = min(max_ms, max(experience.credit * costs.plain_ms, MAX_LOSS_SHARE * left_ms))
         return speedup > PROVEN_SPEEDUP and prompt_ms < max_ms
 
     # ---- how much to draft
@@ -365,8 +374,8 @@ class ControlledDrafter(Drafter):
         draft = proposal
         if order:
             proposal = proposal.keep(sorted(order[:count]))
-        step.rows, step.depth, step.draft = proposal.num_rows, proposal.shape.max_depth, draft
-        step_ms, loss_ms = draft_ms + verify_ms, self.account.loss_ms(costs.plain_ms)
+        step.draft = draft
+        step_ms, loss_ms = draft_ms + verify_ms, self.loss_ms
         trial_note = " on trial" if plan.trial else ""
         return replace(
             proposal,
@@ -419,17 +428,19 @@ class ControlledDrafter(Drafter):
         if step is None:
             self._record_plain_step(ms, follows_draft=follows_draft)
             return
-        num_tokens, plan, verify_ms = self._num_committed, step.plan, ms - step.draft_ms
-        hiccup_ms, learnt_ms = costs.split_hiccup(step.draft_ms, step.usual_draft_ms)
+        draft_ms = step.propose_ms if step.rows == 1 else step.draft_ms
+        num_tokens, plan, verify_ms = self._num_committed, step.plan, ms - draft_ms
+        hiccup_ms, learnt_ms = costs.split_hiccup(draft_ms, step.usual_draft_ms)
         if step.rows == 1:  # a plain step, but for the draft
-            self.account.add_drafted_step(step.draft_ms, 0, hiccup_ms)
+            self.account.add_drafted_step(draft_ms, 0, hiccup_ms, step.usual_draft_ms)
             self._record_plain_step(verify_ms, follows_draft=follows_draft or is_disturbed)
             learnt_ms += costs.verify_ms(1)
         else:
             usual_ms = costs.verify_ms(step.rows, step.depth or None)
             verify_hiccup_ms, learnt_verify_ms = costs.split_hiccup(verify_ms, usual_ms)
             learnt_ms += learnt_verify_ms
-            self.account.add_drafted_step(ms, num_tokens, hiccup_ms + verify_hiccup_ms)
+            hiccup_ms, usual_ms = hiccup_ms + verify_hiccup_ms, step.usual_draft_ms + usual_ms
+            self.account.add_drafted_step(ms, num_tokens, hiccup_ms, usual_ms)
             costs.observe_verify(verify_ms, step.rows, step.depth)
         # A lookup that finds nothing is charged to the account alone: finds come in bursts, and
         # steps without one say nothing of the next.
@@ -451,7 +462,7 @@ class ControlledDrafter(Drafter):
         before_ms, is_first = costs.plain_ms, self._num_steps == 1
         if follows_draft and not costs.is_far_from_plain(ms):
             costs.observe_verify(ms, 1, 0)
-            self.account.add_drafted_step(ms, 1, 0.0)
+            self.account.add_drafted_step(ms, 1, 0.0, costs.verify_ms(1))
             return
         if is_first:
             counts = costs.observe_first(ms)

@@ -36,6 +36,10 @@ FRESH_STEPS = 8
 MAX_DRIFT, NEVER_MEASURED = 1.15, 1_000_000
 """Mean ratio of the time of drafted steps to the expected one, either way, beyond which a plain
 step is due, and the `steps_since_plain` that says so."""
+QUIET_NOISE, NOISE_DRIFT, DOUBTED_NOISE = 0.1, 0.5, 0.2
+"""How far plain steps deviate on a machine that does nothing else; what more than that (`noise`)
+adds to `MAX_DRIFT`, since a running mean of noisy times deviates without cause; and the noise at
+which a drafted step's time is half believed."""
 PROMPT_DECAY = 0.8
 """Factor per text on the time of reading a prompt, while the drafter is not started: a value
 measured on a busy machine must not rule it out for ever."""
@@ -70,6 +74,7 @@ class Costs:
     _first_step_ms: float | None = None
     _last_far_ms: float | None = None
     _drift: float = 1.0
+    _deviation: float = 0.0
     _measured_overhead: float = 0.0
     _curve_overhead: float = 0.0
     _overhead: Any = field(init=False)
@@ -103,6 +108,11 @@ class Costs:
             "disturbance": self.disturbance,
         }
 
+    @property
+    def noise(self) -> float:
+        """How far plain steps deviate from `plain_ms`, as a share, because of other programs."""
+        return max(0.0, self._deviation - QUIET_NOISE)
+
     def verify_ms(self, rows: int, depth: int | None = None) -> float:
         """Expected time of a step that verifies this many rows, without its draft."""
         overhead: float = self._overhead(rows, depth)
@@ -119,6 +129,8 @@ class Costs:
             Whether it counted.
         """
         plain_ms, last_ms = self.plain_ms, self._last_far_ms
+        deviation = min(abs(ms / plain_ms - 1), HICCUP_RATIO - 1)
+        self._deviation += 0.1 * (deviation - self._deviation)
         is_far = self.is_far_from_plain(ms)
         self._last_far_ms = ms if is_far else None
         if is_far and last_ms is not None and (last_ms > plain_ms) == (ms > plain_ms):
@@ -158,9 +170,10 @@ class Costs:
         usual_ms = self.verify_ms(rows, depth)
         ms = min(ms, HICCUP_RATIO * usual_ms)
         overhead: float = self._overhead(rows, depth)
-        excess = ms / self.plain_ms - 1
+        excess = self._believed_ms(ms, usual_ms) / self.plain_ms - 1
         self._drift += 0.1 * (min(ms / usual_ms, 2.0) - self._drift)
-        if not 1 / MAX_DRIFT < self._drift < MAX_DRIFT:
+        max_drift = MAX_DRIFT + NOISE_DRIFT * self.noise
+        if not 1 / max_drift < self._drift < max_drift:
             self.steps_since_plain = NEVER_MEASURED
         elif self.steps_since_plain > FRESH_STEPS:
             return
@@ -181,7 +194,12 @@ class Costs:
         The account charges a hiccup; it says little of later drafts.
         """
         most_ms = max(HICCUP_RATIO * usual_ms, usual_ms + self.plain_ms)
-        return (ms - usual_ms, most_ms) if ms > most_ms else (0.0, ms)
+        hiccup_ms = ms - usual_ms if ms > most_ms else 0.0
+        return hiccup_ms, self._believed_ms(min(ms, most_ms), usual_ms)
+
+    def _believed_ms(self, ms: float, usual_ms: float) -> float:
+        """A measured time, drawn towards the expected one on a machine whose plain steps vary."""
+        return usual_ms + (ms - usual_ms) / (1 + (self.noise / DOUBTED_NOISE) ** 2)
 
     def draft_ms(self, kind: DraftKind, depth: int) -> float:
         """Expected time of a draft; a tenth of a plain step where none was made."""
@@ -209,8 +227,11 @@ class Costs:
     def observe_draft(self, kind: DraftKind, depth: int, ms: float) -> None:
         """Record the time of a draft that read no prompt."""
         times = self.draft_times.setdefault(kind, {})
-        before_ms = times.get(depth, ms)
-        times[depth] = before_ms + 0.2 * (min(ms, HICCUP_RATIO * before_ms) - before_ms)
+        usual_ms = self.draft_ms(kind, depth) if times else ms
+        ms = min(ms, HICCUP_RATIO * usual_ms)
+        # Whatever else the machine does only adds to a time: a much shorter one is believed.
+        is_learnt = depth in times and ms > usual_ms / HICCUP_RATIO
+        times[depth] = usual_ms + 0.2 * (ms - usual_ms) if is_learnt else ms
 
     def time_drafts(self, drafter: Drafter, target: Target) -> None:
         """Time drafts of every kind at full depth and at depth 1, unless any are known."""

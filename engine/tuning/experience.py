@@ -34,6 +34,9 @@ MAX_LOSS_SHARE = 0.015
 INITIAL_CREDIT_MS, MAX_CREDIT_MS, CREDIT_GAIN_SHARE = 8.0, 40.0, 0.1
 """What the first text may lose beyond its share, what any text may, and the share of a text's gain
 that is added to the next one's credit."""
+MIN_CREDIT_STEPS = 1.0
+"""In plain steps, what both are at least: where steps take long, on a busy machine for one, a draft
+may lose more than those milliseconds."""
 INITIAL_SPEEDUP = 1.1
 """Assumed of drafted steps before any was made."""
 LONG_TERM = (0.995, 15.0)
@@ -55,7 +58,8 @@ class Experience:
 
     Attributes:
         speedups: by kind of draft, over all texts.
-        credit_ms: what a text may lose beyond its share: what earlier texts have left of theirs.
+        credit: what a text may lose beyond its share, in plain steps: what earlier texts have left
+            of theirs.
         trial_debts_ms: by kind, what trials in earlier texts lost beyond their share.
         answer_len: usual number of new tokens; 0 = no text has ended yet.
     """
@@ -63,7 +67,7 @@ class Experience:
     survival: Survival
     costs: Costs
     speedups: dict[DraftKind, RunningSpeedup] = field(default_factory=dict)
-    credit_ms: float = INITIAL_CREDIT_MS
+    credit: float = 0.0
     trial_debts_ms: dict[DraftKind, float] = field(default_factory=dict)
     answer_len: float = 0.0
 
@@ -76,7 +80,7 @@ class Experience:
         for kind, (num_tokens, plain_steps) in values.get("returns", {}).items():
             speedup = experience.speedup_of(kind)
             speedup.num_tokens, speedup.plain_steps = num_tokens, plain_steps
-        experience.credit_ms = values.get("credit", experience.credit_ms)
+        experience.credit = values.get("credit_steps", experience.in_steps(INITIAL_CREDIT_MS))
         experience.trial_debts_ms = dict(values.get("trial_debts", {}))
         experience.answer_len = values.get("answer_len", 0.0)
         return experience
@@ -87,7 +91,7 @@ class Experience:
             "survival": self.survival.groups,
             "costs": self.costs.to_dict(),
             "returns": {kind: [s.num_tokens, s.plain_steps] for kind, s in self.speedups.items()},
-            "credit": self.credit_ms,
+            "credit_steps": self.credit,
             "trial_debts": self.trial_debts_ms,
             "answer_len": self.answer_len,
         }
@@ -109,11 +113,15 @@ class Experience:
             self.speedups[kind] = RunningSpeedup(INITIAL_SPEEDUP, *LONG_TERM)
         return self.speedups[kind]
 
+    def in_steps(self, credit_ms: float) -> float:
+        """A credit in plain steps."""
+        return max(credit_ms / self.costs.plain_ms, MIN_CREDIT_STEPS)
+
     def end_text(self, loss_ms: float, elapsed_ms: float, num_tokens: int) -> None:
         """Record a finished text and what drafting lost in it; negative for a gain."""
         charged_ms = loss_ms if loss_ms > 0 else CREDIT_GAIN_SHARE * loss_ms
-        credit_ms = self.credit_ms + MAX_LOSS_SHARE * elapsed_ms - charged_ms
-        self.credit_ms = min(max(0.0, credit_ms), MAX_CREDIT_MS)
+        left = (MAX_LOSS_SHARE * elapsed_ms - charged_ms) / self.costs.plain_ms
+        self.credit = min(max(0.0, self.credit + left), self.in_steps(MAX_CREDIT_MS))
         before = self.answer_len or num_tokens
         self.answer_len = 0.7 * before + 0.3 * num_tokens
 

@@ -74,7 +74,11 @@ class LazyDrafter:
                 output.layers if needs.layers else None,
                 shared=output.shared if needs.shared else (),
             )
-            self._missed.append((needed, outcome.path))
+            # Rejected rows would stay on the device for as long as the drafter sleeps.
+            has_rejected = len(outcome.path) < outcome.proposal.num_rows
+            if has_rejected:
+                needed = replace(needed.at(outcome.path), shared=needed.shared)
+            self._missed.append(needed)
             is_full |= self._num_missed * needed.logits.numel() >= MAX_MISSED_LOGITS
         if self._is_started and is_full:
             self._flush()
@@ -95,8 +99,8 @@ class LazyDrafter:
         committed, output = tuple(self._missed_ids), TargetOutput(self._no_logits)
         token_ids = [self._root, *committed[:-1]]
         if self._missed:
-            output = TargetOutput.joined([output.at(path) for output, path in self._missed])
-            output = replace(output, shared=self._missed[-1][0].shared)
+            output = TargetOutput.joined(self._missed)
+            output = replace(output, shared=self._missed[-1].shared)
         tokens = upload(torch.tensor(token_ids), self._no_logits.device)
         proposal = Proposal(tokens, TreeShape.chain(len(tokens) - 1))
         path = tuple(range(len(tokens)))
@@ -107,7 +111,7 @@ class LazyDrafter:
     def _forget_missed(self) -> None:
         self._num_missed = 0
         self._missed_ids: list[int] = []
-        self._missed: list[tuple[TargetOutput, tuple[int, ...]]] = []
+        self._missed: list[TargetOutput] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +136,12 @@ class DraftedStep:
 
     Attributes:
         plan: None for tokens that a grammar left no choice about.
-        draft_ms: from the start of the step to the end of the draft; of proposing at all, where it
-            has one row.
+        draft_ms: from the start of the step to the end of the draft.
+        propose_ms: from the start of the step to its verification.
         usual_draft_ms: expected of drafts like it; `draft_ms` for the first of its kind, and where
             the drafter read the prompt or caught up.
         is_typical: whether its time counts for the speed of drafted steps.
+        rows, depth: as verified.
         draft: as the drafter made it, before it was cut; None where it found nothing.
     """
 
@@ -144,6 +149,7 @@ class DraftedStep:
     draft_ms: float = 0.0
     usual_draft_ms: float = 0.0
     is_typical: bool = False
+    propose_ms: float = 0.0
     rows: int = 1
     depth: int = 0
     draft: Proposal | None = None

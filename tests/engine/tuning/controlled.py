@@ -94,6 +94,7 @@ class OnAMachine(ControlledDrafter):
         return (self.verify_ms + drafts_ms) / 1000
 
     def observe(self, outcome: Outcome) -> None:
+        self.num_rows = outcome.proposal.num_rows
         pace = self._pace(self.step)
         self.verify_ms += self._machine.at(outcome.proposal.num_rows) * pace
         self.plain_ms += self._machine.at(1) * pace * len(outcome.committed)

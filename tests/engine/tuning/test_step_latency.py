@@ -144,3 +144,10 @@ def test_one_row_that_was_held_up_takes_no_longer_than_two(monkeypatch: pytest.M
     monkeypatch.setattr(timing, "_time_verify", lambda target, cache, shape: held_up[len(shape)])
     curve = measure_curve(tiny_target(), rows=(1, 2, 4), context_len=8)
     assert curve.ms == pytest.approx((4.0, 4.0, 5.0))
+
+
+def test_a_disturbed_measurement_of_the_curve_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter([0.9, 0.9, 0.030, 0.004, 0.005, 0.012, 0.005, 0.004, 0.005, 0.009])
+    monkeypatch.setattr(timing, "_time_verify", lambda target, cache, shape: next(times_s))
+    curve = measure_curve(tiny_target(), rows=(1, 2), context_len=8, repeats=2)
+    assert curve.ms == pytest.approx((4.0, 5.0)) and list(times_s) == [0.005, 0.009]
