@@ -149,8 +149,6 @@ def _token_probs(
 class Rule(ABC):
     """Decides the accepted path of one verified tree."""
 
-    __slots__ = ()
-
     @abstractmethod
     def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance: ...
 

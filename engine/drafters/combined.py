@@ -38,12 +38,10 @@ def _parse_nested(value: object, info: ValidationInfo) -> object:
     kind, classes = config.decoding_type, CombinedConfig.nested_choices(setting)
     if kind not in classes:
         raise ValueError(f"{setting}.decoding_type must be one of {', '.join(classes)}, got {kind}")
-    given = value.get("drafting") if isinstance(value, Mapping) else config.drafting
-    if given not in (None, "auto"):
-        raise ValueError(
-            f"{setting}.drafting must be left out, got {short(given)}. Set drafting of the "
-            "combination, which decides for both"
-        )
+    drafting = value.get("drafting", "auto") if isinstance(value, Mapping) else config.drafting
+    if drafting != "auto":
+        rule = f"{setting}.drafting must be left out, got {short(drafting)}"
+        raise ValueError(f"{rule}. Set the combination's own, which decides for both")
     return config.replace(drafting="auto")  # earlier versions stored one without effect
 
 
