@@ -8,7 +8,8 @@ acceptance trade that for length and are lossy by design.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Self
@@ -145,8 +146,14 @@ def _token_probs(
     return (token_logits - logits[inner_rows].float().logsumexp(dim=-1)[indices]).exp()
 
 
-Rule = Callable[[VerifiedTree, SeededDraws], Acceptance]
-"""Decides the accepted path of one verified tree."""
+class Rule(ABC):
+    """Decides the accepted path of one verified tree."""
+
+    @abstractmethod
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance: ...
+
+    def read(self, tokens: Iterable[int]) -> None:  # noqa: B027 - most rules decide by the tree
+        """The text goes on with these tokens, whoever drafted them; the prompt comes first."""
 
 
 def greedy(verified: VerifiedTree) -> Acceptance:
@@ -166,7 +173,7 @@ def greedy(verified: VerifiedTree) -> Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Lossless:
+class Lossless(Rule):
     """Rejection sampling over the tree: the output follows the target's distribution exactly.
 
     Deterministic drafts are point masses: child x is accepted with probability target_probs[x];
@@ -331,7 +338,7 @@ def _without(probs: Tensor, tokens: list[int]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Typical:
+class Typical(Rule):
     """Medusa's typical acceptance, deterministic variant. Lossy.
 
     Child c is accepted if p(c) > min(posterior_threshold, posterior_alpha · exp(-H)), with p the
@@ -368,7 +375,7 @@ class Typical:
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed:
+class Relaxed(Rule):
     """While a reasoning model thinks, any plausible draft token is accepted. Lossy.
 
     A token passes if it is among the target's best `topk` and within `delta` of the best one, p
@@ -384,17 +391,20 @@ class Relaxed:
     (docs/source/features/speculative-decoding.md).
 
     Attributes:
-        thinking: called once per step; the phase changes only between steps.
+        thinking: the phase of the text, which changes only between steps.
     """
 
     strict: Lossless
     topk: int
     delta: float
-    thinking: Callable[[], bool]
+    thinking: ThinkingPhase
     logs: bool = False
 
+    def read(self, tokens: Iterable[int]) -> None:
+        self.thinking.read(tokens)
+
     def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
-        if not self.thinking():
+        if not self.thinking.active:
             return self.strict(verified, draws)
         at, path = 0, list[int]()
         while True:

@@ -159,6 +159,7 @@ class _Generation:
         logits = self.constraint.mask(replace(output, logits=output.logits[-1:])).logits
         last_token = VerifiedTree(self.prompt_ids[-1:], TreeShape.chain(0), logits)
         root = self.rule(last_token, self.draws).next_token
+        self.rule.read([*self.prompt_ids, root])
         self.constraint.commit([root])
         self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
@@ -188,6 +189,7 @@ class _Generation:
         # Read before the drafter observes: that would keep the device busy.
         target_probs = verified.token_probs()
         draft_probs = verified.draft_probs or proposal.token_probs()
+        self.rule.read(committed)
         self.constraint.commit(committed)
         best = verified.best if masked is output else None
         self.drafter.observe(

@@ -130,7 +130,7 @@ class Drafter(ABC):
         self.text.extend(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
-        """How drafts are accepted; lossless unless the method is lossy by design."""
+        """How a text's drafts are accepted; lossless unless the method is lossy by design."""
         return Lossless(sampling)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:

@@ -25,6 +25,7 @@ from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.proposal import Budget, Outcome, Proposal
+from engine.safe_text import short
 
 
 def _parse_nested(value: object, info: ValidationInfo) -> object:
@@ -37,7 +38,11 @@ def _parse_nested(value: object, info: ValidationInfo) -> object:
     kind, classes = config.decoding_type, CombinedConfig.nested_choices(setting)
     if kind not in classes:
         raise ValueError(f"{setting}.decoding_type must be one of {', '.join(classes)}, got {kind}")
-    return config
+    drafting = value.get("drafting", "auto") if isinstance(value, Mapping) else config.drafting
+    if drafting != "auto":
+        rule = f"{setting}.drafting must be left out, got {short(drafting)}"
+        raise ValueError(f"{rule}. Set the combination's own, which decides for both")
+    return config.replace(drafting="auto")  # earlier versions stored one without effect
 
 
 Nested = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_parse_nested)]

@@ -307,14 +307,9 @@ def writing(place: Path) -> Iterator[None]:
 @contextmanager
 def atomic_write(file: Path) -> Iterator[Path]:
     """The path to write to; the finished file then replaces `file`. Raises as `writing`."""
-    partial = file.with_name(f"{file.name}.partial")
-    with writing(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield partial
-            os.replace(partial, file)
-        finally:
-            partial.unlink(missing_ok=True)
+    with partial_folder(file.parent) as temp, writing(file.parent):
+        yield temp / file.name
+        os.replace(temp / file.name, file)
 
 
 @contextmanager

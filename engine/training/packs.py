@@ -134,15 +134,12 @@ class FeatureStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
-    def get(
-        self, entries: Sequence[Entry], kind: str, compute: Callable[[], Mapping[str, Tensor]]
-    ) -> Mapping[str, Tensor]:
-        """A pack's tensors of a kind, stored or computed; new ones are stored if there is room.
+    def get(self, name: str, compute: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """A pack's tensors, stored under a name or computed; they are stored if there is room.
 
         Raises SourceError: the stored file is damaged.
         """
-        key = f"{seed_of('features', *(entry.number for entry in entries)):016x}"
-        file = self._folder / f"{key}-{kind}.safetensors"
+        file = self._folder / f"{name}.safetensors"
         if file.is_file():
             return read_tensors(file)
         tensors = compute()
@@ -171,6 +168,8 @@ class Teacher:
         corpus.check_made_by(target)
         self._store = store
         self.target = target
+        facts = (target.provenance.get(fact) for fact in ("weights", "revision"))
+        self._weights = (*facts, target.dtype_name)
         self._needs = Needs(hidden=True, layers=layers)
         self._vocabulary = vocabulary
         self._lm_head = LMHead.of(target, vocabulary)
@@ -209,7 +208,8 @@ class Teacher:
         """Tensors of this kind on the target's device, through the store if there is one."""
         if self._store is None:
             return compute()
-        tensors = self._store.get(entries, kind, compute)
+        name = f"{seed_of(*self._weights, *(e.token_ids.tolist() for e in entries)):016x}-{kind}"
+        tensors = self._store.get(name, compute)
         return {name: tensor.to(self.target.device) for name, tensor in tensors.items()}
 
     def _top_probs(self, hidden: Tensor) -> dict[str, Tensor]:

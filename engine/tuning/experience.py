@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.files import read_settings
-from engine.model.sources import Locate, as_named
+from engine.model.sources import Locate, as_named, atomic_write
 from engine.model.target import Target
 from engine.safe_text import cpuinfo
 from engine.tuning import OnProgress, no_progress, progress_range
@@ -314,15 +313,9 @@ class ExperienceStore:
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         """Best effort: a full disk must not stop a run."""
-        if self._folder is None:
-            return
-        temporary = self._folder / f"{name}.{os.getpid()}"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(values))
-            temporary.replace(self._folder / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        if self._folder is not None:
+            with suppress(ConfigError), atomic_write(self._folder / name) as partial:
+                partial.write_text(json.dumps(values))
 
 
 def _digest(curve: LatencyCurve) -> str:

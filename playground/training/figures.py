@@ -31,7 +31,7 @@ def guesses_figure(curve: Curve) -> go.Figure:
     """Top-1 accuracy of each draft position on held-out texts."""
     figure, points = go.Figure(), _held_out(curve)
     for depth in range(max((len(point["top1"]) for point in points), default=0)):
-        shares = [point["top1"][depth] for point in points]
+        shares = [dict(enumerate(point["top1"])).get(depth) for point in points]
         _line(figure, f"position {depth + 1}", points, shares, HUES[depth % len(HUES)])
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     return _finished(figure, "right guesses, held-out texts")

@@ -12,20 +12,24 @@ The folder of a process that died says `running`, but its lock is free.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
+from pydantic import AliasPath, BeforeValidator, Field, SerializeAsAny, ValidationError
 
 from engine.config import Settings
 from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.files import read_settings
 from engine.model.sources import atomic_write, writing
-from engine.safe_text import read_json
+from engine.safe_text import short
 from playground.training.plan import KINDS, TrainPlan
 from presets import MethodPreset
 
@@ -54,12 +58,43 @@ class TrainingProgress(Settings, extra="ignore"):
     error: str = ""
 
 
+class _Point(Settings, extra="ignore"):
+    """A point of the curve; values of other kinds, or that are missing, are no numbers."""
+
+    kind: Literal["loss", "held out", "measured"]
+    step: int = Field(ge=0)
+    loss: float = math.nan
+    seconds: float = math.nan
+    mat: float = math.nan
+    speedup: float | None = None
+    top1: list[float] = []
+
+
+class Card(Settings, extra="ignore"):
+    """What is read of a drafter's card."""
+
+    method: str
+    num_parameters: int
+    seconds: float
+    num_dialogues: int = Field(validation_alias=AliasPath("data", "num_dialogues"))
+    num_tokens: int = Field(validation_alias=AliasPath("data", "num_tokens"))
+    epochs: float = Field(validation_alias=AliasPath("settings", "epochs"))
+    mat: float = Field(validation_alias=AliasPath("held_out", "overall", "mat"))
+    evaluated_with: Annotated[SerializeAsAny[MethodConfig], BeforeValidator(parse_method)]
+
+    @property
+    def num_tokens_read(self) -> float:
+        return self.num_tokens * self.epochs
+
+
 class TrainingFolder:
     """Reads and writes the files of one training; several processes may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._own = path / "training"
+        self._reading_curve = threading.Lock()
+        self._forget_curve()
 
     @property
     def name(self) -> str:
@@ -73,8 +108,11 @@ class TrainingFolder:
 
     @property
     def plan(self) -> TrainPlan:
-        """Raises ConfigError, SourceError: there is none, or it is damaged."""
-        return TrainPlan.parse(read_settings(self._own / "plan.json"), where=str(self.path))
+        """Raises ConfigError: there is none, or it is damaged."""
+        try:
+            return TrainPlan.parse(read_settings(self._own / "plan.json"), where=str(self.path))
+        except PlaygroundError as error:
+            raise ConfigError(f"{error} This training cannot go on; start a new one.") from error
 
     def write_plan(self, plan: TrainPlan) -> None:
         self._write("plan.json", plan.model_dump_json(indent=2))
@@ -83,11 +121,14 @@ class TrainingFolder:
 
     @property
     def progress(self) -> TrainingProgress:
-        """The last progress; `interrupted` if its process died."""
+        """The last progress; `interrupted` if its process died, or the file is damaged."""
         file = self._own / "standing.json"
         if not file.is_file():
             return TrainingProgress(status="interrupted")
-        now = TrainingProgress.parse(read_settings(file), where=str(file))
+        try:
+            now = TrainingProgress.parse(read_settings(file), where=str(file))
+        except PlaygroundError as error:
+            return TrainingProgress(status="interrupted", error=f"{error} Resume writes it anew.")
         if now.status != "running":
             return now
         try:
@@ -134,24 +175,44 @@ class TrainingFolder:
                 os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
     def curve(self) -> dict[str, list[dict[str, Any]]]:
-        """The points by kind; a resumed training replaces those of repeated steps."""
-        curve: dict[str, dict[int, dict[str, Any]]] = {}
+        """The points by kind; a resumed training replaces those of repeated steps.
+
+        Raises ConfigError: a line is damaged.
+        """
         file = self._own / "curve.jsonl"
-        for line in file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else ():
-            point = read_json(line, what=str(file))
-            points = curve.setdefault(point["kind"], {})
-            for later in [step for step in points if step >= point["step"]]:
-                del points[later]
-            points[point["step"]] = point
-        return {kind: list(points.values()) for kind, points in curve.items()}
+        if not file.is_file():
+            return {}
+        with self._reading_curve, file.open("rb") as content:
+            if content.seek(0, os.SEEK_END) < self._num_bytes_read:
+                self._forget_curve()
+            content.seek(self._num_bytes_read)
+            for line in content.read().split(b"\n")[:-1]:
+                self._read_point(line)
+            return {kind: points.copy() for kind, points in self._curve.items()}
+
+    def _read_point(self, line: bytes) -> None:
+        try:
+            point = _Point.model_validate_json(line)
+        except ValidationError as error:
+            file = self._own / "curve.jsonl"
+            raise ConfigError(f"{file} has a damaged line: {short(line)}. Delete it.") from error
+        points = self._curve.setdefault(point.kind, [])
+        while points and points[-1]["step"] >= point.step:
+            points.pop()
+        points.append(point.model_dump())
+        self._num_bytes_read += len(line) + 1
+
+    def _forget_curve(self) -> None:
+        self._num_bytes_read = 0
+        self._curve: dict[str, list[dict[str, Any]]] = {}
 
     # ---- the drafter
 
     @property
-    def card(self) -> Mapping[str, Any] | None:
+    def card(self) -> Card | None:
         """None before the first evaluation, and where it is damaged: the next one replaces it."""
         try:
-            return read_settings(self.path / CARD)
+            return Card.parse(read_settings(self.path / CARD))
         except PlaygroundError:
             return None
 
@@ -160,15 +221,14 @@ class TrainingFolder:
         card = self.card
         if card is None:
             return None
-        values = {**card["evaluated_with"], "speculative_model": str(self.path)}
-        mat, number = card["held_out"]["overall"]["mat"], self.name.rpartition("-")[2]
+        number = self.name.rpartition("-")[2]
         return MethodPreset(
             name=self.name,
-            title=f"{KINDS[card['method']]} {number}, trained here",
-            description=f"MAT {mat:.2f} on held-out texts; {card['num_tokens_read']:,} tokens in "
-            f"{card['seconds'] / 60:.1f} minutes. {self.path}",
+            title=f"{KINDS.get(card.method, card.method)} {number}, trained here",
+            description=f"MAT {card.mat:.2f} on held-out texts; {card.num_tokens_read:,.0f} tokens "
+            f"in {card.seconds / 60:.1f} minutes. {self.path}",
             target=self.plan.target.name,
-            config=parse_method(values, where=str(self.path)),
+            config=card.evaluated_with.replace(speculative_model=str(self.path)),
         )
 
     def _write(self, name: str, text: str) -> None:

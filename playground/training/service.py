@@ -19,7 +19,7 @@ from engine.training.session import Evaluation, HeldOutRates
 from playground.errors import attempt
 from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
 from playground.host.runner import ClosingError, EngineHost
-from playground.training.folder import TrainingFolder, TrainingProgress
+from playground.training.folder import CARD, Card, TrainingFolder, TrainingProgress
 from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
 
@@ -92,7 +92,7 @@ class TrainingState:
     Attributes:
         job: its job, if this server runs it.
         curve: points by kind: `loss`, `held out`, `measured`.
-        card: None before the first evaluation.
+        card: None before the first evaluation, and where it is damaged.
         where: its folder.
     """
 
@@ -100,7 +100,7 @@ class TrainingState:
     progress: TrainingProgress
     job: Job | None
     curve: Mapping[str, Sequence[Mapping[str, Any]]]
-    card: Mapping[str, Any] | None
+    card: Card | None
     where: Path
 
     @property
@@ -127,6 +127,8 @@ class TrainingState:
     def text(self) -> str:
         """Its current activity and progress, or how it ended."""
         now, job = self.progress, self.job
+        if now.status == "completed" and self.card is None:
+            return f"done, but {CARD} is missing or damaged; Resume measures and writes it again"
         if now.status != "running":
             return STATUS_WORDS[now.status]
         doing = job.message if job else "in another process"
@@ -149,7 +151,8 @@ class TrainingState:
 
     @property
     def can_resume(self) -> bool:
-        return self.job is None and self.status in ("interrupted", "cancelled", "failed")
+        is_whole = self.status == "completed" and self.card is not None
+        return self.job is None and self.status != "running" and not is_whole
 
 
 class Trainings:
@@ -160,6 +163,7 @@ class Trainings:
         self.corpora, self._heads = self.folder / "corpora", self.folder / "heads"
         self.speeds = Speeds(self.folder / "speeds.json", host.device)
         self._host, self._jobs = host, Jobs()
+        self._folders: dict[str, TrainingFolder] = {}
         host.before_close(self._jobs.close)
         for name in self.newest():  # a damaged one is reported when it is opened
             one = TrainingFolder(self._heads / name)
@@ -170,6 +174,7 @@ class Trainings:
     def start(self, plan: TrainPlan) -> str:
         """Start a training; returns its name. Raises ConfigError: one is running."""
         folder = new_folder(self._heads, plan.method, plan.target.name)
+        self._folders[folder.name] = folder  # one of this name may have been deleted
         self._launch(folder, plan)
         return folder.name
 
@@ -218,12 +223,12 @@ class Trainings:
     def _folder(self, name: str) -> TrainingFolder:
         if name not in self.newest():
             raise ConfigError(f"No training is named {name!r:.80}.")
-        return TrainingFolder(self._heads / name)
+        return self._folders.setdefault(name, TrainingFolder(self._heads / name))
 
     def _measured(self, name: str) -> TrainingFolder:
         folder = self._folder(name)
         if not self._offer(folder):
-            raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
+            raise ConfigError(f"This drafter has no sound {CARD} yet. Wait, or resume it.")
         return folder
 
     # ---- the drafter

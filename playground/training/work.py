@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from itertools import accumulate
@@ -41,7 +41,7 @@ from engine.tuning.controller import build_drafter
 from playground.experiments.job import approximate_duration
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import Catalog
-from playground.training.folder import CARD, TrainingFolder, TrainingProgress
+from playground.training.folder import CARD, Card, TrainingFolder, TrainingProgress
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
 from storage import PLAIN, DecodeTotals, RunLog, RunQuery, SpeedupCounts, StorageError
 
@@ -350,16 +350,15 @@ def predicted_mat(top1: Sequence[float], depth: int) -> float:
 def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> str:
     """Time, disk space and expected MAT of a plan on this machine, in sentences."""
     cards = _cards(plan, catalog)
-    estimate = _estimate_text(plan, log, speeds, int(cards[0]["num_parameters"]) if cards else 0)
+    estimate = _estimate_text(plan, log, speeds, cards[0].num_parameters if cards else 0)
     if plan.prompts and plan.learn_from != "shipped":
         estimate = f"{plural(len(plan.prompts), 'prompt')} to answer. {estimate}"
     if not cards:
         return f"{estimate} MAT begins at 1; most of the gain comes with the first million tokens."
-    best = max(cards, key=lambda card: card["held_out"]["overall"]["mat"])
+    best = max(cards, key=lambda card: card.mat)
     return (
         f"{estimate} For comparison: a head of this kind for this target reached MAT "
-        f"{best['held_out']['overall']['mat']:.2f} after reading "
-        f"{best['data']['num_tokens'] * best['settings']['epochs'] / 1e6:.1f} million tokens."
+        f"{best.mat:.2f} after reading {best.num_tokens_read / 1e6:.1f} million tokens."
     )
 
 
@@ -393,13 +392,12 @@ def _estimate_text(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters:
     )
 
 
-def _cards(plan: TrainPlan, catalog: Catalog) -> list[Mapping[str, Any]]:
+def _cards(plan: TrainPlan, catalog: Catalog) -> list[Card]:
     """The cards of drafters of this kind for this target, each once."""
     own = [one for one in catalog.presets.values() if one.target == plan.target.name]
     names = dict.fromkeys(getattr(one.config, "speculative_model", None) for one in own)
-    files = [Path(presets.locate(name)) / CARD for name in filter(None, names)]
-    cards = [read_settings(file) for file in files if file.is_file()]
-    return [card for card in cards if card.get("method") == plan.method]
+    cards = [TrainingFolder(Path(presets.locate(name))).card for name in filter(None, names)]
+    return [card for card in cards if card is not None and card.method == plan.method]
 
 
 def _tokens_in(corpus: Path) -> int:

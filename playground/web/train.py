@@ -213,10 +213,9 @@ def card_html(state: TrainingState) -> str:
         figures.append(("tokens", "tokens of text", size, "prompts and answers"))
     remark = ""
     if card is not None:
-        data = card["data"]
         remark = (
-            f"{card['num_parameters']:,} parameters; {plural(data['num_dialogues'], 'dialogue')}, "
-            f"{card['num_tokens_read']:,} tokens read. {state.where}"
+            f"{card.num_parameters:,} parameters; {plural(card.num_dialogues, 'dialogue')}, "
+            f"{card.num_tokens_read:,.0f} tokens read. {state.where}"
         )
     point = f"for {plan.target.title or plan.target.name}"
     return CARD.render(title=KINDS[plan.method], point=point, figures=figures, remark=remark)

@@ -17,7 +17,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.accept import Acceptance, Lossless, Relaxed, Rule, Typical, VerifiedTree, greedy
+from engine.accept import (
+    Acceptance,
+    Lossless,
+    Relaxed,
+    Rule,
+    ThinkingPhase,
+    Typical,
+    VerifiedTree,
+    greedy,
+)
 from engine.config import Sampling
 from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal, TargetOutput
@@ -241,7 +250,11 @@ def test_no_rule_chooses_among_logits_that_are_not_finite(value: float, sampling
     logits = torch.zeros(2, 5)
     logits[0, 1], logits[1, 3] = 1.0, value
     dists = DraftDists(torch.full((1, 5), 0.2), {0: 0})
-    typical, relaxed = Typical(1.0, 0.09, 0.3), Relaxed(Lossless(sampling), 1, 0.0, lambda: True)
+    typical, relaxed = (
+        Typical(1.0, 0.09, 0.3),
+        Relaxed(Lossless(sampling), 1, 0.0, ThinkingPhase(0, 1)),
+    )
+    relaxed.read([0])
     rules: list[tuple[Rule, DraftDists | None]] = [
         *((Lossless(sampling), one) for one in (None, dists)),
         *((typical, None), (relaxed, None)),

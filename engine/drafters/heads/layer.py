@@ -166,7 +166,8 @@ class HeadLayer(nn.Module):
         spec = self.spec
         if len(matrices) < len(linears) or spec.activation != "silu" or spec.window:
             return None
-        if spec.rotary_dim < spec.head_dim or spec.hidden % MULTIPLE or spec.head_dim % MULTIPLE:
+        sizes = (spec.hidden, spec.intermediate, spec.head_dim)
+        if spec.rotary_dim < spec.head_dim or any(size % MULTIPLE for size in sizes):
             return None
         qkv, out, gate_up, down = matrices
         norms = [self.q_norm, self.k_norm] if spec.qk_norm else [None, None]

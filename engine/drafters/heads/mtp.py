@@ -27,7 +27,7 @@ from torch import Tensor
 
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling, setting
-from engine.drafters.base import BuildContext, FeatureDrafter, Start, chain, root_only
+from engine.drafters.base import BuildContext, FeatureDrafter, chain, root_only
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError, first_line
@@ -37,7 +37,7 @@ from engine.model.files import READ_ERRORS
 from engine.model.forward import MaskBuilder
 from engine.model.layer_types import ATTENTION
 from engine.model.target import Target
-from engine.proposal import Budget, Needs, Outcome, Proposal
+from engine.proposal import Budget, Needs, Proposal
 
 THINKING = ("begin_thinking_phase_token", "end_thinking_phase_token")
 
@@ -228,14 +228,6 @@ class MTPDrafter(FeatureDrafter):
         self._masks = MaskBuilder(context.target.model)
         self._num_layers = min(config.max_draft_len, len(layers.layers))
         self._cache = TreeCache(self._num_layers)
-        self._thinking = ThinkingPhase(
-            config.begin_thinking_phase_token, config.end_thinking_phase_token
-        )
-
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._thinking.active = False
-        self._thinking.read(self.text)
 
     def _resume(self, rows: int) -> int:
         """Rows that are final for all layers within the common beginning."""
@@ -306,14 +298,10 @@ class MTPDrafter(FeatureDrafter):
         """The most probable token after the last row."""
         return topk(self._layers._project_to_logits(hidden[-1:]), 1)
 
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        self._thinking.read(outcome.committed)
-
     def rule(self, sampling: Sampling) -> Rule:
         config, strict = self.config, Lossless(sampling)
         if config.lossless:
             return strict
-        topk, delta = config.relaxed_topk, config.relaxed_delta
+        thinking = ThinkingPhase(config.begin_thinking_phase_token, config.end_thinking_phase_token)
         logs = config.relaxed_rule == "log_probability"
-        return Relaxed(strict, topk, delta, lambda: self._thinking.active, logs)
+        return Relaxed(strict, config.relaxed_topk, config.relaxed_delta, thinking, logs)

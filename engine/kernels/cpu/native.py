@@ -129,7 +129,7 @@ class NativeForward(Forward):
         return self._restricted[1]
 
     def output(self, hidden: Tensor) -> Tensor:
-        rows = hidden.to(torch.bfloat16).reshape(-1, hidden.shape[-1])
+        rows = hidden.reshape(-1, hidden.shape[-1])
         logits: Tensor = self._lm_head.matrix.product(rows).unflatten(0, hidden.shape[:-1])
         return logits
 

@@ -174,8 +174,8 @@ class Matrix:
         return MatrixStruct(self.packed.data_ptr(), bias, out, self.columns, self.format)
 
     def product(self, x: Tensor) -> Tensor:
-        """`(n, in)` bfloat16 → `(n, out)` float32."""
-        padding = self.columns - x.shape[1]
+        """`(n, in)`, rounded to bfloat16 → `(n, out)` float32."""
+        x, padding = x.to(torch.bfloat16), self.columns - x.shape[1]
         x = torch.nn.functional.pad(x, (0, padding)) if padding else x.contiguous()
         struct = self.struct
         y = torch.empty(len(x), struct.out)

@@ -111,10 +111,13 @@ class ReDrafterStudent(Student):
     def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = super().export_weights(dtype)
         if self.vocabulary.ids is not None:
-            # The other tokens are untrained: a logit of 0 keeps them out of every beam.
-            others = torch.ones(self.target.vocab_size, dtype=torch.bool)
-            others[self.vocabulary.ids.cpu()] = False
-            tensors[f"lm_head.{self.settings.layers}.weight"][others] = 0
+            # The mean of the trained tokens' logits keeps the others out of every beam, whatever
+            # the sign of the logits, also in engines that do not read the list of tokens.
+            weight = tensors[f"lm_head.{self.settings.layers}.weight"]
+            trained = self.vocabulary.ids.cpu()
+            rows = weight[trained]
+            weight[:] = rows.float().mean(dim=0)
+            weight[trained] = rows
         return tensors
 
     def config(self) -> dict[str, Any]:

@@ -49,17 +49,17 @@ def target(kernels: ctypes.CDLL) -> Target:
     return native(wide_model("llama"), kernels, 8)
 
 
-def head_of(name: str, target: Target) -> DraftHead:
+def head_of(name: str, target: Target, **sizes: int) -> DraftHead:
     """A random head in bfloat16, whose norms and biases are not what they begin as."""
     torch.manual_seed(len(name))
     head: DraftHead
     if name.startswith("eagle1"):
         ids = torch.randperm(target.vocab_size)[:100] if "subset" in name else None
         output = DraftOutput(target, Vocabulary(ids, target.vocab_size))
-        spec = HeadSpec(**SPEC, qkv_bias="biased" in name)
+        spec = HeadSpec(**SPEC | sizes, qkv_bias="biased" in name)
         head = Eagle1Head(spec, output, bias=True)
     else:
-        spec = HeadSpec(**SPEC, qk_norm="qk" in name)
+        spec = HeadSpec(**SPEC | sizes, qk_norm="qk" in name)
         own = None if "own" in name else DraftOutput(target)
         size = 128 if "own" in name else target.vocab_size
         flags: dict[str, Any] = {
@@ -115,6 +115,23 @@ def test_levels_of_a_tree_equal_the_modules(name: str, target: Target) -> None:
     everything = torch.tril(torch.ones(5, 5 + caches[0].length).bool(), caches[0].length)
     everything[:, 2:7] = False
     near(5, everything)
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3"])
+@pytest.mark.parametrize(
+    "sizes", [{"intermediate": 80}, {"head_dim": 16, "rotary_dim": 16}, {"rotary_dim": 16}], ids=str
+)
+@torch.inference_mode()
+def test_a_head_of_sizes_that_the_kernels_cannot_read_is_run_by_its_modules(
+    name: str, sizes: dict[str, int], target: Target
+) -> None:
+    """The kernels read whole blocks of 32 columns."""
+    head = head_of(name, target, **sizes)
+    entries = torch.randn(5, 64).bfloat16(), torch.randint(200, (5,)), torch.arange(5)
+    expected = head.predict(*entries, HeadCache(1))[1]
+    head.use_kernels(target.kernels)
+    assert deviation(head.predict(*entries, HeadCache(1))[1], expected) < 0.2
+    assert head.decoder is None
 
 
 @torch.inference_mode()

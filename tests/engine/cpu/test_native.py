@@ -160,6 +160,16 @@ def test_a_product(any_kernels: ctypes.CDLL, rows: int, columns: int, n: int, bi
     assert torch.equal(alone, found)
 
 
+@pytest.mark.parametrize("columns", [64, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_of_any_dtype_are_multiplied_as_their_bfloat16(
+    dtype: torch.dtype, columns: int, kernels: ctypes.CDLL
+) -> None:
+    torch.manual_seed(0)
+    matrix, x = Matrix.of(kernels, torch.randn(16, columns)), torch.randn(3, columns).to(dtype)
+    assert torch.equal(matrix.product(x), matrix.product(x.bfloat16()))
+
+
 def test_numbers_that_are_none_do_not_vanish_in_a_code(any_kernels: ctypes.CDLL) -> None:
     matrix = Matrix.of(any_kernels, torch.randn(16, 64), bits=8)
     for bad in (math.nan, math.inf, -math.inf):

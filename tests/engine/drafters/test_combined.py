@@ -91,8 +91,24 @@ def test_a_match_that_the_retrieval_cannot_find_is_refused():
         ({"model": {"decoding_type": "NGram", "max_draft_lenn": 1}}, "did you mean max_draft_len"),
         ({"model": 3}, "model: A method must be a mapping with decoding_type, got 3"),
         ({"retrieval": {**NGRAM, "max_draft_len": 0}}, "retrieval: max_draft_len must be"),
+        (
+            {"retrieval": {**NGRAM, "drafting": "as set"}},
+            "retrieval.drafting must be left out, got",
+        ),
+        (
+            {"model": TokenRecyclingConfig(drafting="as set")},
+            "model.drafting must be left out, got",
+        ),
     ],
 )
 def test_wrong_nested_settings_are_named(values: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words):
         CombinedConfig.parse(values)
+
+
+def test_parts_stored_by_earlier_versions_draft_as_the_combination_does() -> None:
+    """Where they had a setting each, which had no effect within a combination."""
+    config = CombinedConfig.parse({"retrieval": {**NGRAM, "adaptive": False}, "adaptive": False})
+    assert config.drafting == "as set"
+    assert config == CombinedConfig.parse({"retrieval": NGRAM, "drafting": "as set"})
+    assert CombinedConfig.parse(config.model_dump()) == config

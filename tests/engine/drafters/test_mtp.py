@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from transformers import AutoModelForCausalLM
 from engine.accept import Lossless, Relaxed, ThinkingPhase, VerifiedTree
 from engine.config import Sampling
 from engine.drafters import parse_method
+from engine.drafters.combined import CombinedConfig
 from engine.drafters.heads.mtp import MTPConfig, load_layers
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import DrafterError
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
@@ -29,6 +32,7 @@ from tests.engine.drafters.tiny_mtp import (
     published,
     save_deepseek,
 )
+from tests.engine.tuning.controlled import AtRandom
 from tests.models import build_context, lasting_folder, plain_greedy, tiny_model, tiny_target
 
 PROMPTS = ([1, 2, 3, 1, 2, 3, 4], [5], [9, 8, 7, 6, 5])
@@ -134,7 +138,8 @@ LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 
 def relaxed_path(
     tokens: list[int], topk: int, delta: float, *, thinking: bool = True, logs: bool = False
 ) -> Any:
-    rule = Relaxed(Lossless(Sampling()), topk, delta, lambda: thinking, logs)
+    rule = Relaxed(Lossless(Sampling()), topk, delta, ThinkingPhase(begin=7, end=8), logs)
+    rule.read([7] if thinking else [7, 8])
     chain = VerifiedTree(tokens, TreeShape.chain(2), LOGITS)
     return rule(chain, SeededDraws(0))
 
@@ -162,7 +167,8 @@ def test_tokens_pass_within_topk_and_delta_while_thinking(
 
 
 def test_of_several_children_the_likeliest_is_followed():
-    rule = Relaxed(Lossless(Sampling()), 3, 0.9, lambda: True)
+    rule = Relaxed(Lossless(Sampling()), 3, 0.9, ThinkingPhase(begin=7, end=8))
+    rule.read([7])
     tree = VerifiedTree([9, 2, 1], TreeShape([-1, 0, 0]), LOGITS)
     assert rule(tree, SeededDraws(0)).path == (2,)
 
@@ -199,6 +205,40 @@ def test_relaxed_acceptance_accepts_more_only_while_thinking() -> None:
     plain = plain_greedy(target, [5, 6], 10)
     assert begin not in plain
     assert write(target, thinking, [5, 6], tokens=10).output == plain
+
+
+def test_in_a_combination_drafts_are_relaxed_exactly_while_the_text_thinks() -> None:
+    """Whichever part drafts, and whether or not the text before was thinking at its end."""
+    begin, end = 1, 2
+    target = load_deepseek(saved(1))
+    config = CombinedConfig(
+        retrieval=NGramConfig(max_draft_len=3),
+        model=MTPConfig(
+            max_draft_len=3,
+            use_relaxed_acceptance_for_thinking=True,
+            relaxed_topk=VOCAB,
+            relaxed_delta=1.0,
+            begin_thinking_phase_token=begin,
+            end_thinking_phase_token=end,
+        ),
+        min_match_len=1,
+    )
+    drafter = AtRandom.around(config.build(build_context(target)), target)
+    seen = Counter[tuple[bool, bool]]()
+    for prompt in ([begin, 3, 4, 5], [5, 6, 7, 5, 6], [5, begin, 6, 5], [begin, 5, end, 6, 5], [4]):
+        text = write(target, drafter, prompt, tokens=40)
+        assert text.prefill.token_id == plain_greedy(target, prompt, 1)[0]
+        before = [*prompt, text.prefill.token_id]
+        for step in text.steps:
+            thinks = next((t == begin for t in reversed(before) if t in (begin, end)), False)
+            expected = plain_greedy(target, before, len(step.committed))
+            if thinks:
+                assert step.num_accepted == step.num_drafted
+            else:
+                assert list(step.committed) == expected
+            seen[thinks, list(step.committed) == expected] += 1
+            before += step.committed
+    assert seen[True, False] > 3 and seen[False, True] > 3
 
 
 # ---- Qwen's layer, which transformers has no place for

@@ -80,19 +80,24 @@ class Wrong(Wrapped):
         self.tries = tries
 
     def rule(self, sampling: Sampling) -> Rule:
-        def rule(verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
-            node, path = 0, list[int]()
-            while True:
-                probs = probabilities(verified.logits[node], sampling)
-                passed = [
-                    child
-                    for child in verified.shape.children[node]
-                    if min(draws.uniform() for _ in range(self.tries))
-                    < float(probs[verified.tokens[child]])
-                ]
-                if not passed:
-                    return Acceptance(tuple(path), draws.pick(probs))
-                node = passed[0]
-                path.append(node)
+        return Trying(sampling, self.tries)
 
-        return rule
+
+class Trying(Rule):
+    def __init__(self, sampling: Sampling, tries: int) -> None:
+        self.sampling, self.tries = sampling, tries
+
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
+        node, path = 0, list[int]()
+        while True:
+            probs = probabilities(verified.logits[node], self.sampling)
+            passed = [
+                child
+                for child in verified.shape.children[node]
+                if min(draws.uniform() for _ in range(self.tries))
+                < float(probs[verified.tokens[child]])
+            ]
+            if not passed:
+                return Acceptance(tuple(path), draws.pick(probs))
+            node = passed[0]
+            path.append(node)

@@ -254,6 +254,24 @@ def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
         assert len(ids) == 24
 
 
+@pytest.mark.parametrize("shift", [20.0, -20.0])
+def test_a_recurrent_head_prefers_no_token_that_it_has_not_learnt(
+    shift: float, target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    """By its weights alone, as other engines read them, and whatever the sign of its logits."""
+    student: Any = training_settings("redrafter", {"loss_vocab": 24, "exit_dim": 32}).student(
+        target, corpus.entries
+    )
+    with torch.no_grad():
+        student.input_proj.weight[0], student.input_proj.bias[0] = 0.0, 1.0
+        student.output.weight[:, 0] = shift
+    student.save(tmp_path, "float32")
+    head = read_head(str(tmp_path), target)
+    hidden = torch.randn(40, target.hidden_size)
+    best = head.logits(hidden, torch.randn_like(hidden)).topk(5).indices
+    assert {*best.flatten().tolist()} <= {*student.vocabulary.ids.tolist()}
+
+
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "draft_target"])
 def test_weights_in_8_bits_are_half_as_large_and_nearly_the_same(
     method: str, target: Target, corpus: Corpus, tmp_path: Path

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
-from engine.model.corpus import Corpus
+from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.training.methods import METHODS, training_settings
-from engine.training.packs import FeatureStore
+from engine.training.packs import FeatureStore, Teacher
 from engine.training.session import (
     SessionSettings,
     build_context,
@@ -196,6 +201,34 @@ def test_a_method_reads_the_features_that_another_kept(
     assert kept and features_in(tmp_path) == kept
     for name, value in plain.student.state_dict().items():
         assert torch.equal(value, second.student.state_dict()[name]), name
+
+
+def test_stored_features_are_of_the_very_tokens_weights_and_dtype(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Also where a corpus was made anew in its folder, with the same numbers."""
+    store = FeatureStore(tmp_path, 1 << 30)
+
+    def hidden(target: Target, entries: Sequence[Entry], store: FeatureStore | None) -> Tensor:
+        everything = Vocabulary(None, target.vocab_size)
+        return Teacher(target, corpus, (), everything, store=store).read(entries).hidden
+
+    entries = corpus.entries[:2]
+    anew = [replace(entry, token_ids=entry.token_ids[::-1].copy()) for entry in entries]
+    joined = np.concatenate([entry.token_ids for entry in entries])
+    pairs = zip(entries, np.split(joined, [9]), strict=True)
+    parted = [replace(entry, token_ids=tokens, spans=()) for entry, tokens in pairs]
+    other = learnable_target()
+    with torch.no_grad():
+        other.model.get_parameter("model.norm.weight").mul_(2.0)
+    other.provenance["weights"] = "another digest"
+    half = Target(copy.deepcopy(target.model).bfloat16(), None, name=target.name)
+    for by, texts in (
+        *((target, one) for one in (entries, anew, parted, entries[::-1], entries)),
+        *((one, entries) for one in (other, half)),
+    ):
+        assert torch.equal(hidden(by, texts, store), hidden(by, texts, None))
+    assert len([*tmp_path.glob("*-hidden.safetensors")]) == 6
 
 
 def features_in(folder: Path) -> list[Path]:

@@ -41,15 +41,16 @@ class CorruptedDrafter(ScriptedDrafter):
         self._wrong_at = config.wrong_at
 
     def rule(self, sampling: Sampling) -> Rule:
-        right = super().rule(sampling)
+        right, drafter = super().rule(sampling), self
 
-        def corrupted(verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
-            accepted = right(verified, draws)
-            if self._step != self._wrong_at:
-                return accepted
-            return Acceptance(accepted.path, (accepted.next_token + 1) % 256)
+        class Corrupted(Rule):
+            def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
+                accepted = right(verified, draws)
+                if drafter._step != drafter._wrong_at:
+                    return accepted
+                return Acceptance(accepted.path, (accepted.next_token + 1) % 256)
 
-        return corrupted
+        return Corrupted()
 
     def finish(self) -> None:
         self._step = 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +28,9 @@ from engine.steps import Record
 from engine.training import trainer
 from engine.training.session import Question
 from playground.host.runner import EngineHost
+from playground.training import folder as folder_module
 from playground.training import work
+from playground.training.figures import FIGURES
 from playground.training.folder import TrainingFolder
 from playground.training.plan import TrainPlan, corpus_folder, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
@@ -98,7 +102,7 @@ def test_the_card_of_a_training_shows_its_newest_figures(trainings: Trainings, w
     state = trainings.look(whole)
     card, measured = card_html(state), state.curve["measured"][-1]
     assert f'<b data-figure="mat">{measured["mat"]:.2f}</b>' in card
-    assert state.card is not None and f"{state.card['num_parameters']:,} parameters" in card
+    assert state.card is not None and f"{state.card.num_parameters:,} parameters" in card
 
 
 class Gate:
@@ -214,7 +218,7 @@ def test_pauses_for_other_runs_are_not_charged(
         for _ in events:
             now_s[0] += 10.0
     assert folder.card is not None
-    assert folder.progress.seconds == folder.card["seconds"] == 0 < now_s[0]
+    assert folder.progress.seconds == folder.card.seconds == 0 < now_s[0]
 
 
 @pytest.mark.slow
@@ -261,8 +265,8 @@ def test_it_learns_from_answers_to_the_prompts_of_a_file_and_of_the_log(
     assert plan.corpus != plan_for(trainings, host).corpus
     name = trainings.start(plan)
     assert ended(trainings, name) == "completed"
-    card = trainings.look(name).card
-    assert card is not None and set(card["data"]["categories"]) == {"runs"}
+    card = json.loads((trainings.look(name).where / "card.json").read_text())
+    assert set(card["data"]["categories"]) == {"runs"}
 
 
 def test_a_shipped_corpus_is_copied_before_it_is_extended(
@@ -311,19 +315,184 @@ def test_the_copy_of_a_shipped_corpus_is_used_from_then_on(tmp_path: Path) -> No
     assert corpus_folder(tmp_path, target, ()) == own
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]"])
+# ---- damaged files
+
+
+DAMAGED = [b"", b"{", b"[]", b"{}", b"\xff", b'{"method": 3, "status": 4, "held_out": "overall"}']
+"""Contents of a file of settings."""
+
+
+@pytest.fixture
+def copied(trainings: Trainings, whole: str, tmp_path: Path) -> Path:
+    """The folder of a copy of the whole training."""
+    folder = tmp_path / "heads" / "damaged-1"
+    return shutil.copytree(trainings.folder / "heads" / whole, folder)
+
+
+def without(part: str, card: dict[str, Any]) -> bytes:
+    """The card without one of its parts."""
+    *within, last = part.split(".")
+    owner = card
+    for name in within:
+        owner = owner[name]
+    del owner[last]
+    return json.dumps(card).encode()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *DAMAGED,
+        *"method num_parameters seconds data data.num_tokens settings.epochs held_out.overall "
+        "held_out.overall.mat evaluated_with evaluated_with.decoding_type".split(),
+    ],
+    ids=str,
+)
 def test_a_damaged_card_hinders_neither_start_nor_look(
-    text: str, trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
+    damage: bytes | str, trainings: Trainings, host: EngineHost, whole: str, copied: Path
 ) -> None:
-    damaged = tmp_path / "heads" / "damaged-1"
-    shutil.copytree(trainings.folder / "heads" / whole, damaged)
-    (damaged / "card.json").write_text(text)
-    later = Trainings(host, tmp_path)
+    file = copied / "card.json"
+    sound = json.loads(file.read_text())
+    file.write_bytes(damage if isinstance(damage, bytes) else without(damage, sound))
+    later = Trainings(host, copied.parents[1])
     assert later.newest() == ["damaged-1"] and "damaged-1" not in host.catalog.presets
     state = later.look("damaged-1")
     assert state.card is None and state.curve == trainings.look(whole).curve
-    with pytest.raises(ConfigError, match="has not been measured yet"):
+    card_html(state)
+    assert state.can_resume and "card.json is missing or damaged; Resume" in state.text
+    with pytest.raises(ConfigError, match="no sound card.json yet. Wait, or resume it"):
         later.method("damaged-1")
+
+
+def test_a_training_whose_card_is_damaged_is_measured_again(
+    host: EngineHost, copied: Path, whole: str, trainings: Trainings
+) -> None:
+    (copied / "card.json").write_text("{}")
+    later = Trainings(host, copied.parents[1])
+    later.resume("damaged-1")
+    assert ended(later, "damaged-1") == "completed"
+    state, sound = later.look("damaged-1"), trainings.look(whole)
+    assert state.text == "done" and not state.can_resume
+    assert state.card is not None and sound.card is not None and state.card.mat == sound.card.mat
+    del host.catalog.presets["damaged-1"]
+
+
+@pytest.mark.parametrize("content", DAMAGED[:3] + DAMAGED[4:])
+def test_a_training_whose_progress_is_damaged_says_so_and_is_resumed(
+    content: bytes, host: EngineHost, copied: Path
+) -> None:
+    (copied / "training" / "standing.json").write_bytes(content)
+    later = Trainings(host, copied.parents[1])
+    state = later.look("damaged-1")
+    assert state.status == "interrupted" and state.can_resume
+    assert "standing.json" in state.error and state.error.endswith(". Resume writes it anew.")
+    later.resume("damaged-1")
+    assert ended(later, "damaged-1") == "completed"
+    del host.catalog.presets["damaged-1"]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_training_whose_plan_is_damaged_says_what_to_do(
+    content: bytes, host: EngineHost, copied: Path
+) -> None:
+    (copied / "training" / "plan.json").write_bytes(content)
+    later = Trainings(host, copied.parents[1])
+    for use in (later.look, later.resume):
+        with pytest.raises(ConfigError, match="This training cannot go on; start a new one"):
+            use("damaged-1")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(one for one in DAMAGED if one),
+        b'{"kind": "loss", "loss": 1.0, "seconds": 1.0}',
+        b'{"kind": "loss", "step": "3", "loss": 1.0, "seconds": 1.0}',
+        b'{"kind": "loss", "step": 3, "loss": null}',
+        b'{"kind": "held out", "step": 3, "top1": 0.5}',
+        b'{"kind": "held out", "step": 3, "top1": [null]}',
+        b'{"kind": "measured", "step": 3, "mat": null, "speedup": 1.0, "top1": [0.5]}',
+        b'{"kind": "anything", "step": 3}',
+    ],
+    ids=str,
+)
+def test_a_damaged_line_of_a_curve_is_named_and_the_curve_is_there_without_it(
+    line: bytes, host: EngineHost, copied: Path
+) -> None:
+    file = copied / "training" / "curve.jsonl"
+    sound = file.read_bytes()
+    lines = sound.split(b"\n")
+    file.write_bytes(b"\n".join([*lines[:2], line, *lines[2:]]))
+    later = Trainings(host, copied.parents[1])
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"curve\.jsonl has a damaged line: .*\. Delete it\."):
+            later.look("damaged-1")
+    file.write_bytes(sound)
+    assert later.look("damaged-1").curve == TrainingFolder(copied).curve() != {}
+
+
+def test_points_without_some_of_their_values_are_drawn(
+    trainings: Trainings, whole: str, tmp_path: Path
+) -> None:
+    state, folder = trainings.look(whole), TrainingFolder(tmp_path)
+    with folder.running():
+        for step, top1 in enumerate(([0.5], [0.5, 0.25], [])):
+            folder.add("held out", step, top1=top1)
+        for kind in ("loss", "held out", "measured"):
+            folder.add(kind, 3)
+    lines = FIGURES["guesses"](folder.curve()).data
+    assert [line.y for line in lines] == [(0.5, 0.5, None, None), (None, 0.25, None, None)]
+    assert "nan" in card_html(replace(state, curve=folder.curve()))
+    for draw in FIGURES.values():
+        draw(folder.curve())
+
+
+# ---- a long curve
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Lines of the folder's module that run, loops' counted each time."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line" and frame.f_code.co_filename == folder_module.__file__
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_look_at_a_curve_reads_each_point_once(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path)
+    numbers = iter(range(10**6))
+
+    def add(count: int) -> None:
+        for step in islice(numbers, count):
+            folder.add("loss", step, loss=1.0, seconds=step)
+
+    with folder.running():
+        add(100)
+        few = lines_run(folder.curve)
+        none_new = lines_run(folder.curve)
+        add(1000)
+        many = lines_run(folder.curve)
+        assert [point["step"] for point in folder.curve()["loss"]] == [*range(1100)]
+        assert many < 11 * few
+        assert lines_run(folder.curve) <= none_new
+        add(1)
+        assert lines_run(folder.curve) < 0.1 * few
+        folder.add("loss", 50, loss=1.0, seconds=2000)
+        folder.add("held out", 50, top1=[0.5])
+        assert [point["step"] for point in folder.curve()["loss"]] == [*range(51)]
+        assert TrainingFolder(tmp_path).curve() == folder.curve()
+
+
+# ---- mistakes
 
 
 @pytest.mark.parametrize(
