@@ -129,8 +129,9 @@ class _Generation:
         self.rule = drafter.rule(sampling)
         self.draws = SeededDraws(sampling.seed)
         self.text = _OutputText(target, limits, target.context_len - len(prompt_ids))
+        text_len = len(prompt_ids) + limits.max_new_tokens
         expected = min(limits.max_new_tokens, 2048) + len(prompt_ids) + 64
-        self.cache = target.new_cache(min(expected, target.context_len + 64))
+        self.cache = target.new_cache(min(expected, target.context_len + 64), text_len=text_len)
         self.num_steps = 0
         prefixes = target.prefixes if prefix_caching else None
         self.prefix = PrefixSession(prefixes, self.cache, drafter.needs)

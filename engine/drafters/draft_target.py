@@ -38,6 +38,7 @@ from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.drafters.texts import MAX_LOGIT_ROWS, UNRANKED, TargetTrace
 from engine.metrics import common_len
+from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.model.text import REPLACEMENT, Retokenizer, SharedTokens, common_vocabulary
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
@@ -150,7 +151,8 @@ class ModelDrafter(Drafter):
         super().start(start)
         self._ids = self._encode(self.text)
         rows = min(max(len(self._ids), len(self.text)) + HEADROOM, self.model.context_len)
-        self._cache = self.model.new_cache(rows, rewinds=self._rewinds)
+        text_len = len(start.prompt_ids) + start.limits.max_new_tokens
+        self._cache = self.model.new_cache(rows, rewinds=self._rewinds, text_len=text_len)
         self._keeps = start.num_cached is not None
         if self._keeps and self._ids:
             self.model.prefixes.restore(self._ids, self._cache)
@@ -298,26 +300,27 @@ class DraftTargetDrafter(ChainDrafter):
         """
         last = min(len(trace.tokens) - 1, self.model.context_len)
         ranks = torch.full((len(trace.tokens),), UNRANKED)
-        ranks[1 : last + 1] = self._token_ranks(trace.tokens[: last + 1])
+        text_len = trace.first + trace.text.limits.max_new_tokens
+        with self.model.new_cache(last + 1, text_len=text_len) as cache:
+            ranks[1 : last + 1] = self._token_ranks(trace.tokens[: last + 1], cache)
         roots = torch.arange(trace.text.num_roots)[:, None] + trace.first
         index = roots + torch.arange(1, depths + 1)
         return ranks[index.clamp_max(len(ranks) - 1)]
 
-    def _token_ranks(self, tokens: Tensor) -> Tensor:
+    def _token_ranks(self, tokens: Tensor, cache: TreeCache) -> Tensor:
         """Rank of every token but the first, given the tokens before it."""
         model, threshold = self.model, self._config.confidence_threshold
         inputs, labels = tokens[:-1].clamp_max(model.vocab_size - 1), tokens[1:]
         chunks = (part.to(model.device).split(MAX_LOGIT_ROWS) for part in (inputs, labels))
         ranks = []
-        with model.new_cache(len(tokens)) as cache:
-            for rows, ids in zip(*chunks, strict=True):
-                proposal = Proposal(rows, TreeShape.chain(len(rows) - 1))
-                logits = model.verify(proposal, cache, Needs()).logits[:, : self._common]
-                logits = logits if self._model_ids is None else logits[:, self._model_ids]
-                cache.commit(tuple(range(len(rows))))
-                rank = self._vocabulary.rank_of(logits, ids.clamp_max(self._common - 1))
-                confident = logits.float().softmax(dim=-1).amax(dim=-1) >= threshold
-                ranks.append(torch.where(confident & (ids < self._common), rank, UNRANKED).cpu())
+        for rows, ids in zip(*chunks, strict=True):
+            proposal = Proposal(rows, TreeShape.chain(len(rows) - 1))
+            logits = model.verify(proposal, cache, Needs()).logits[:, : self._common]
+            logits = logits if self._model_ids is None else logits[:, self._model_ids]
+            cache.commit(tuple(range(len(rows))))
+            rank = self._vocabulary.rank_of(logits, ids.clamp_max(self._common - 1))
+            confident = logits.float().softmax(dim=-1).amax(dim=-1) >= threshold
+            ranks.append(torch.where(confident & (ids < self._common), rank, UNRANKED).cpu())
         return torch.cat(ranks)
 
     def finish(self) -> None:

@@ -183,28 +183,30 @@ def audit(
     own: Sequence[int],
     *,
     allowed: Callable[[Sequence[int]], Tensor | None] = lambda committed: None,
+    text_len: int | None = None,
 ) -> Audit | None:
     """Examine the first token that differs from plain decoding's; None = no token does.
 
     Args:
         plain, own: the two outputs.
         allowed: output so far → which tokens `(vocab,)` bool may follow; None = all.
+        text_len: of the runs, as in `Target.new_cache`.
     """
     at = first_divergence(plain, own)
     if at is None or at >= min(len(plain), len(own)):
         return None
     prefix_ids, pair = [*prompt_ids, *plain[:at]], (plain[at], own[at])
     plain_token, own_token = map(TokenLabels(target.tokenizer), pair)
-    view = _logit_gap(target, prefix_ids, pair, allowed(plain[:at]))
+    with target.new_cache(len(prefix_ids), text_len=text_len) as cache:
+        logits = target.prefill(prefix_ids, cache, Needs()).logits[-1].float()
+    view = _logit_gap(target, logits, pair, allowed(plain[:at]))
     return Audit(plain_token, own_token, view)
 
 
 @torch.inference_mode()
 def _logit_gap(
-    target: Target, prefix_ids: list[int], pair: tuple[int, int], allowed: Tensor | None
+    target: Target, logits: Tensor, pair: tuple[int, int], allowed: Tensor | None
 ) -> LogitGap:
-    with target.new_cache(len(prefix_ids)) as cache:
-        logits = target.prefill(prefix_ids, cache, Needs()).logits[-1].float()
     unit = spacing(float(logits.abs().max()), target.dtype)
     if allowed is not None:
         logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)

@@ -91,6 +91,7 @@ class _PaddedBatch(Cache):
         super().__init__(layers=[])
         self._target, self._num_texts, self._max_len = target, num_texts, max_len
         self._masks = MaskBuilder(target.model)
+        self._rope_len = target.long_rope.shortest_alike(max_len)
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def read(
@@ -115,14 +116,15 @@ class _PaddedBatch(Cache):
         keys = torch.arange(self._width, device=device)
         visible = keys <= self._columns[..., None]
         dtype = self._target.dtype
-        out = self._target.model(
-            input_ids=ids,
-            position_ids=self._columns,
-            attention_mask=self._masks.for_model(visible, keys, self._columns, dtype),
-            use_cache=True,
-            logits_to_keep=n if num_logits else 1,
-            cache=self,
-        )
+        with self._target.long_rope.using(self._rope_len):
+            out = self._target.model(
+                input_ids=ids,
+                position_ids=self._columns,
+                attention_mask=self._masks.for_model(visible, keys, self._columns, dtype),
+                use_cache=True,
+                logits_to_keep=n if num_logits else 1,
+                cache=self,
+            )
         logits = out.logits[text.to(device), column.to(device)] if num_logits else out.logits[:0, 0]
         return TargetOutput(logits)
 
@@ -164,7 +166,8 @@ class _SequentialBatch:
     def __init__(self, target: Target, num_texts: int, max_len: int) -> None:
         self._target = target
         self._max_len = max_len
-        self._caches = [target.new_cache(0, rewinds=2) for _ in range(num_texts)]
+        caches = (target.new_cache(0, rewinds=2, text_len=max_len) for _ in range(num_texts))
+        self._caches = list(caches)
         self._texts: list[list[int]] = [[] for _ in range(num_texts)]
 
     def read(

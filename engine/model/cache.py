@@ -112,11 +112,13 @@ class CacheSnapshot:
     Attributes:
         buffers, slots: as in `TreeCache`, without spare capacity.
         states: of recurrent layers, by their length in rows; None without such layers.
+        rope_len: as in `TreeCache`; only a cache with the same can be filled.
     """
 
     buffers: tuple[Tensor, ...]
     slots: Slots
     states: dict[int, dict[int, States]] | None
+    rope_len: int
 
     def usable_len(self, length: int) -> int:
         """The longest prefix, of at most `length` of its rows, that a text can continue from."""
@@ -138,9 +140,11 @@ class TreeCache(Cache):
         recurrent: states of the recurrent layers; None where the model has none.
         position_shifts: `(rows,)` of the forward, position − committed rows − row index, for
             layers that derive positions from row counts; None = all 0.
+        rope_len: a length of text whose rotary frequencies its rows have; see `LongRope`.
     """
 
     position_shifts: Tensor | None = None
+    rope_len = 1
 
     def __init__(
         self,
@@ -277,6 +281,7 @@ class TreeCache(Cache):
             tuple(buffer[:, :, : self.length].clone() for buffer in self.buffers),
             dict(self._slots),
             None if self.recurrent is None else self.recurrent.snapshot(self.length),
+            self.rope_len,
         )
 
     @torch.inference_mode()

@@ -118,7 +118,7 @@ def read_tensors(
         return {name: tensor for name, tensor in tensors.items() if keep(name)}
     check_file(file)
     try:
-        with safe_open(file, framework="pt") as stored:
+        with safe_open(file, framework="pt", backend="pread") as stored:
             names = filter(keep, stored.keys())
             empty = torch.empty(0, device="meta")
             return {name: stored.get_tensor(name) if values else empty for name in names}

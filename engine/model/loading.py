@@ -50,6 +50,7 @@ from engine.model.reading import (
     report_progress,
     translate_errors,
     trim_memory,
+    unmapped_files,
 )
 from engine.model.sources import ProgressCallback, TargetSpec
 from engine.model.target import Target
@@ -202,7 +203,9 @@ def _read_model(
 
 def _read_floats(plan: LoadPlan, where: torch.device | Placement) -> transformers.PreTrainedModel:
     if not isinstance(where, Placement):
-        model = read_weights(plan.spec, plan.weights, plan.dtype)
+        # Mapped, a model on its way to another device takes no memory here.
+        with unmapped_files() if where.type == "cpu" else contextlib.nullcontext():
+            model = read_weights(plan.spec, plan.weights, plan.dtype)
         model.to(where)  # type: ignore[arg-type]
         return model
     folder = tempfile.mkdtemp(prefix="offloaded-")

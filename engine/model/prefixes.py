@@ -8,8 +8,8 @@ A text's rows are copied when its run ends, and restored for a prompt with the s
 
 Rows of attention layers can be reused up to any token. A recurrent state cannot: there a prompt
 continues from the longest common prefix with a stored state, at the end of an answer or a prompt.
-Rows were computed for the same tokens at the same positions, so the text is that of a full prefill,
-up to the rounding of forwards of another shape.
+Rows were computed for the same tokens at the same positions and rotary frequencies, so the text is
+that of a full prefill, up to the rounding of forwards of another shape.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class PrefixCache:
         """
         best, rows = None, 0
         for text in self._texts:
+            if text.rows.rope_len != cache.rope_len:
+                continue
             if needs in (text.needs, NO_FEATURES):  # else a drafter would lack features
                 common = min(common_len(text.token_ids, token_ids), len(token_ids) - 1)
                 if (usable := text.rows.usable_len(common)) > rows:

@@ -78,7 +78,7 @@ def add_tensors(folder: Path, shapes: Mapping[str, Shape], *, seed: int) -> None
         return
     generator = torch.Generator().manual_seed(seed)
     file = folder / "model.safetensors"
-    tensors = load_file(file) if file.exists() else {}
+    tensors = load_file(file, backend="pread") if file.exists() else {}
     for pattern, shape in shapes.items():
         for name in expand_names(pattern):
             tensors[name] = torch.ones(shape)

@@ -65,6 +65,21 @@ def report_progress(report: Callable[[float], None]) -> Iterator[None]:
         set_tqdm_hook(hook)
 
 
+@contextlib.contextmanager
+def unmapped_files() -> Iterator[None]:
+    """Lets transformers read safetensors files, whose pages would else be a model's weights.
+
+    Touching a page of a mapped file that has been shortened kills the process.
+    """
+    theirs: Any = transformers.modeling_utils
+    plain = theirs.safe_open
+    theirs.safe_open = lambda *file, **options: plain(*file, **(options | {"backend": "pread"}))
+    try:
+        yield
+    finally:
+        theirs.safe_open = plain
+
+
 def load_error(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
     """The error for transformers' exception, in one sentence."""
     text = str(error)

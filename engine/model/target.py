@@ -23,6 +23,7 @@ from engine.grammar import token_texts
 from engine.model.cache import RecurrentStates, TreeCache
 from engine.model.forward import COUNT_ROWS, Forward, ModulesForward, Rows, block_causal
 from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
+from engine.model.long_rope import LongRope
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import notes_of
 from engine.model.recurrent import recurrent_layers
@@ -90,6 +91,7 @@ class Target:
         self.output, self.kernels = forward.output, forward.kernels
         self.draft_chain, self.ragged_batch = forward.draft_chain, forward.ragged_batch
         self.recurrent = recurrent_layers(model)
+        self.long_rope = LongRope(model, name)
         self.prefixes = PrefixCache()
 
     # ---- what it is
@@ -220,17 +222,21 @@ class Target:
 
     # ---- forwards
 
-    def new_cache(self, rows: int, *, rewinds: int = 0) -> TreeCache:
+    def new_cache(self, rows: int, *, rewinds: int = 0, text_len: int | None = None) -> TreeCache:
         """An empty cache with room for about `rows` rows (it grows when needed).
 
         Args:
             rewinds: number of commits that `truncate` undoes exactly, also in recurrent layers.
+            text_len: the most tokens that the text may have, prompt and output; None = `rows`.
         """
         cache = self._forward.new_cache(rows)
-        if cache is not None:
-            return cache
-        states = RecurrentStates(self.device, rewinds) if len(self.recurrent) else None
-        return TreeCache(len(kv_layers(self.config)), capacity=max(64, rows), recurrent=states)
+        if cache is None:
+            states = RecurrentStates(self.device, rewinds) if len(self.recurrent) else None
+            layers = len(kv_layers(self.config))
+            cache = TreeCache(layers, capacity=max(64, rows), recurrent=states)
+        text_len = min(rows if text_len is None else text_len, self.context_len)
+        cache.rope_len = self.long_rope.shortest_alike(text_len)
+        return cache
 
     @torch.inference_mode()
     def prefill(
@@ -241,7 +247,7 @@ class Target:
         n = len(tokens)
         cache.reserve(n)
         positions = torch.arange(cache.length, cache.length + n, device=self.device)
-        with self.recurrent.using(cache.recurrent, None):
+        with self._using(cache, None):
             output = self._forward(Rows(tokens, positions), cache, needs, last_only=True)
         cache.extend(n)
         return _with_shared(output, cache, needs)
@@ -253,7 +259,7 @@ class Target:
         cache.reserve(len(tokens))
         rows = Rows(tokens, depths + cache.length, visible if len(tokens) > 1 else None)
         parents = proposal.parents() if cache.recurrent is not None else None
-        with self.recurrent.using(cache.recurrent, parents):
+        with self._using(cache, parents):
             output = self._forward(rows, cache, needs, last_only=False)
         return _with_shared(output, cache, needs)
 
@@ -276,9 +282,15 @@ class Target:
         if batch is not None:
             return batch.read(tokens, positions, torch.arange(n) - positions, needs=needs)
         visible = block_causal(positions, segments) if bool(segments.any()) else None
-        return self._forward(
-            Rows(tokens, positions, visible), self.new_cache(n), needs, last_only=True
-        )
+        cache = self.new_cache(n, text_len=int(positions.max()) + 1)
+        with self._using(cache, None):
+            return self._forward(Rows(tokens, positions, visible), cache, needs, last_only=True)
+
+    @contextlib.contextmanager
+    def _using(self, cache: TreeCache, parents: tuple[int, ...] | None) -> Iterator[None]:
+        """A context whose forward has the cache's recurrent states and rotary frequencies."""
+        with self.recurrent.using(cache.recurrent, parents), self.long_rope.using(cache.rope_len):
+            yield
 
     # ---- lifetime
 

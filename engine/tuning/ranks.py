@@ -285,7 +285,8 @@ def trace_text(target: Target, text: Text, needs: Needs, *, tail: int) -> Target
             "runs of this target."
         )
     features: list[list[Tensor | None]] = []
-    with target.new_cache(len(ids) + tail) as cache:
+    text_len = len(text.prompt_ids) + text.limits.max_new_tokens
+    with target.new_cache(len(ids) + tail, text_len=text_len) as cache:
         for chunk in torch.tensor(ids).split(PREFILL_ROWS):
             output = target.prefill(chunk, cache, needs)
             parts = (output.hidden, output.layers)

@@ -155,7 +155,7 @@ def test_closing_the_iterator_early_frees_cache_and_drafter(
     caches: list[Any] = []
     new_cache = target.new_cache
     monkeypatch.setattr(
-        target, "new_cache", lambda rows: caches.append(new_cache(rows)) or caches[-1]
+        target, "new_cache", lambda rows, **_: caches.append(new_cache(rows)) or caches[-1]
     )
     drafter = ScriptedDrafter(text(), vocab=VOCAB, shape=lambda rng: [-1, 0, 0])
     records = decode(target, drafter, PROMPT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import gguf
@@ -40,11 +41,41 @@ def file(matrices: dict[str, np.ndarray], tmp_path: Path) -> GGUFFile:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensors_are_the_files(kind: str, file: GGUFFile, matrices: dict[str, np.ndarray]) -> None:
-    with file.tensor(kind) as raw:
-        assert raw.shape == (ROWS, COLUMNS)
-        assert np.array_equal(raw.data, matrices[kind])
+    raw = file.tensor(kind)
+    assert raw.shape == (ROWS, COLUMNS)
+    assert np.array_equal(raw.data, matrices[kind])
     expected = gguf.quants.dequantize(matrices[kind], gguf.GGMLQuantizationType[kind])
     assert np.array_equal(file.floats(kind), expected)
+
+
+def test_a_file_that_is_shortened_after_its_header_was_read_is_refused(file: GGUFFile) -> None:
+    os.truncate(file.path, file.num_bytes - 1)
+    assert file.floats("Q6_K").shape == (ROWS, COLUMNS)
+    with pytest.raises(SourceError, match="some.gguf was shortened while it was loaded. Load it"):
+        file.tensor("floats")
+    assert file.array("tokenizer.ggml.tokens") == ["a", "", "ü" * 40], "the header is kept"
+
+
+def test_a_file_that_is_replaced_after_its_header_was_read_is_read_to_its_end(
+    file: GGUFFile, matrices: dict[str, np.ndarray]
+) -> None:
+    other = file.path.with_suffix(".new")
+    other.write_bytes(bytes(file.num_bytes))
+    other.replace(file.path)
+    assert np.array_equal(file.tensor("Q6_K").data, matrices["Q6_K"])
+
+
+@pytest.mark.parametrize(
+    ("most", "fault"), [(99, "its header has over 0 MiB"), (1 << 20, "it ends in the middle")]
+)
+def test_a_header_is_read_up_to_a_limit(
+    most: int, fault: str, file: GGUFFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kernels.cpu.gguf.MAX_HEADER_BYTES", most)
+    if fault.startswith("it ends"):
+        os.truncate(file.path, 200)
+    with pytest.raises(SourceError, match=f"could not be read as a GGUF file: {fault}"):
+        GGUFFile(file.path)
 
 
 def test_the_header(file: GGUFFile) -> None:

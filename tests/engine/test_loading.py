@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -36,7 +39,7 @@ from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs
 from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.engine.drafters.judges import write
+from tests.engine.drafters.judges import slow, write
 from tests.models import (
     build_context,
     load_tiny,
@@ -351,3 +354,53 @@ def test_a_dynamic_mask_is_refused_where_it_would_cut() -> None:
     config = AutoConfig.for_model("doge", keep_window_size=2047)
     with pytest.raises(TargetError, match="dynamically masked"):
         empty_model(config, None, "doge")
+
+
+SHORTEN = """
+import os, sys
+from pathlib import Path
+from engine.errors import PlaygroundError
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.proposal import Needs
+
+place, file, dtype = map(str, sys.argv[1:])
+
+def shorten(message, share):
+    if message == "Loading weights":
+        os.truncate(file, 4096)
+
+spec = TargetSpec.of_path_or_hub(place)
+try:
+    target = load_target(
+        spec, dtype=dtype, device="cpu", cache_dir=Path(sys.argv[1]).parent, progress=shorten
+    )
+    target.prefill([1, 2, 3], target.new_cache(8), Needs())
+    print("loaded")
+except PlaygroundError as error:
+    print(error)
+"""
+SHORTENED = [
+    ("gguf", "auto", "was shortened while it was loaded. Load it again."),
+    slow("gguf", "float32", "loaded"),
+    slow("safetensors", "float32", "loaded|could not be loaded .*: Could not read tensor"),
+    slow("safetensors", "bfloat16", "loaded"),
+]
+"""Where it is loaded, all of its tensors have been read by then."""
+
+
+@pytest.mark.parametrize(("kind", "dtype", "says"), SHORTENED)
+def test_a_file_that_is_shortened_while_it_loads_kills_nothing(
+    kind: str, dtype: str, says: str, tmp_path: Path
+) -> None:
+    """A page of a mapped file that is no more would kill the process."""
+    place = file = tmp_path / "tiny.gguf"
+    if kind == "gguf":
+        write_gguf(file, hidden_size=256)
+    else:
+        place = save_tiny(tmp_path / "tiny", hidden_size=256)
+        file = place / "model.safetensors"
+    command = [sys.executable, "-c", SHORTEN, str(place), str(file), dtype]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr
+    assert re.search(says, child.stdout) and child.stdout.count("\n") == 1

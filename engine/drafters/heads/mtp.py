@@ -36,6 +36,7 @@ from engine.model.cache import TreeCache
 from engine.model.files import READ_ERRORS
 from engine.model.forward import MaskBuilder
 from engine.model.layer_types import ATTENTION
+from engine.model.reading import unmapped_files
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Proposal
 
@@ -147,7 +148,8 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     model: Any = target.model
     model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
     try:
-        layers = kind.from_pretrained(model, device_map={"": target.device})
+        with unmapped_files():
+            layers = kind.from_pretrained(model, device_map={"": target.device})
     except READ_ERRORS as error:
         raise DrafterError(
             f"{target.name}'s checkpoint ({model.config.name_or_path}) has no MTP weights that "

@@ -1,20 +1,21 @@
 """A GGUF file: its header, and its tensors' bytes on demand.
 
-Arrays are read on demand: the `gguf` package takes seconds to read a tokenizer's arrays.
+Arrays are decoded on demand: the `gguf` package takes seconds to read a tokenizer's arrays. Nothing
+is mapped into memory: where a mapped file is shortened, reading it kills the process.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 import re
 import struct
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,8 @@ _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = "general.alignment"
 ALIGNMENTS = {1 << n for n in range(3, 17)}
+MAX_HEADER_BYTES = 256 << 20
+"""The largest vocabularies take 20 MiB."""
 MAX_DIMENSIONS = 4
 
 
@@ -60,7 +63,7 @@ class RawTensor:
     Attributes:
         type_id: GGML's type.
         shape: in torch's order, the innermost dimension last.
-        data: uint8 `(rows, bytes per row)`, mapped from the file.
+        data: uint8 `(rows, bytes per row)`.
     """
 
     type_id: int
@@ -83,10 +86,9 @@ class GGUFFile:
         Raises SourceError: it is not a GGUF file of version 2 or 3, or is damaged.
         """
         self.path, self.num_bytes = path, 0
-        self._data: list[np.memmap[Any, Any]] = []
-        self._data_starts: list[int] = []
+        self._files: list[tuple[BufferedReader, int]] = []  # each with the offset of its tensors
         self.entries: dict[str, TensorInfo] = {}
-        self.metadata, self._lists = self._read(path)
+        self.metadata, self._lists, self._header = self._read(path)
         check_sizes(self.metadata, str(path))
         self.architecture = str(self.metadata["general.architecture"])
         for other in self._other_files():
@@ -94,24 +96,25 @@ class GGUFFile:
         if not self.entries:
             raise SourceError(f"{path} could not be read as a GGUF file: it has no tensors.")
 
-    def _read(self, path: Path) -> tuple[Mapping[str, Any], Mapping[str, _Array]]:
-        """Add a file's tensors; return its fields and arrays."""
+    def _read(self, path: Path) -> tuple[Mapping[str, Any], Mapping[str, _Array], _Header]:
+        """Add a file's tensors; return its fields, arrays and header."""
         num_bytes = check_file(path)
         self.num_bytes += num_bytes
         try:
-            data = np.memmap(path, dtype=np.uint8, mode="r")
-            fields, entries, begin = _Header(data.data).read(len(self._data))
+            stream = path.open("rb")
+            weakref.finalize(self, stream.close)
+            header = _Header(stream, num_bytes)
+            fields, entries, begin = header.read(len(self._files))
             metadata = {k: value for k, value in fields.items() if not isinstance(value, _Array)}
             lists = {k: value for k, value in fields.items() if isinstance(value, _Array)}
-            _check(metadata if not self._data else self.metadata, entries, begin, num_bytes)
+            _check(metadata if not self._files else self.metadata, entries, begin, num_bytes)
             for name, entry in entries.items():
                 _add_unique(self.entries, name, entry)
         except (OSError, ValueError) as error:
             reason = first_line(error)
             raise SourceError(f"{path} could not be read as a GGUF file: {reason}.") from error
-        self._data.append(data)
-        self._data_starts.append(begin)
-        return metadata, lists
+        self._files.append((stream, begin))
+        return metadata, lists, header
 
     def _other_files(self) -> list[Path]:
         """The further files of a split model."""
@@ -162,30 +165,24 @@ class GGUFFile:
     def array(self, name: str) -> list[Any]:
         """An array of the header; empty if there is none of this name."""
         array = self._lists.get(name)
-        return [] if array is None else _Header(self._data[0].data, array.offset).items(array)
+        return [] if array is None else self._header.items(array)
 
-    @contextlib.contextmanager
-    def tensor(self, name: str) -> Iterator[RawTensor]:
-        """A tensor, mapped within the context; its pages are released afterwards."""
+    def tensor(self, name: str) -> RawTensor:
+        """Read a tensor; SourceError if the file has become too short for it."""
         entry = self.entries[name]
-        data, ggml_type = self._data[entry.file_idx], GGML_TYPES[entry.type_id]
-        rows = math.prod(entry.shape[1:])
+        (stream, begin), ggml_type = self._files[entry.file_idx], GGML_TYPES[entry.type_id]
         row_bytes = entry.shape[0] // ggml_type.block_size * ggml_type.type_size
-        begin = self._data_starts[entry.file_idx] + entry.offset
-        try:
-            raw = np.asarray(data[begin : begin + rows * row_bytes]).reshape(rows, row_bytes)
-            yield RawTensor(entry.type_id, entry.shape[::-1], raw)
-        finally:
-            mapped = data._mmap  # type: ignore[attr-defined]
-            if hasattr(mapped, "madvise"):
-                first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-                mapped.madvise(mmap.MADV_DONTNEED, first, begin + rows * row_bytes - first)
+        data = np.empty((math.prod(entry.shape[1:]), row_bytes), dtype=np.uint8)
+        stream.seek(begin + entry.offset)
+        if stream.readinto(data.data) < data.nbytes:
+            raise SourceError(f"{stream.name} was shortened while it was loaded. Load it again.")
+        return RawTensor(entry.type_id, entry.shape[::-1], data)
 
     def floats(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor's values, dequantized to float32."""
-        with self.tensor(name) as raw:
-            values = gguf.dequantize(raw.data, gguf.GGMLQuantizationType(raw.type_id))
-            return values.reshape(raw.shape).astype(np.float32, copy=True)
+        raw = self.tensor(name)
+        values = gguf.dequantize(raw.data, gguf.GGMLQuantizationType(raw.type_id))
+        return values.reshape(raw.shape).astype(np.float32, copy=False)
 
     def as_reader(self) -> Any:
         """The file with the interface of `gguf.GGUFReader`, as far as transformers uses it."""
@@ -204,7 +201,7 @@ class GGUFFile:
 
 
 class _LazyTensor:
-    """A tensor with the interface of `gguf.ReaderTensor`, mapped on access."""
+    """A tensor with the interface of `gguf.ReaderTensor`, read on access."""
 
     def __init__(self, file: GGUFFile, name: str) -> None:
         self._file, self.name = file, name
@@ -215,10 +212,10 @@ class _LazyTensor:
 
     @property
     def data(self) -> Any:
-        with self._file.tensor(self.name) as raw:
-            if GGML_TYPES[raw.type_id].bits == 32:
-                return raw.data.view(np.float32).reshape(raw.shape)
-            return raw.data.reshape(*raw.shape[:-1], -1)
+        raw = self._file.tensor(self.name)
+        if GGML_TYPES[raw.type_id].bits == 32:
+            return raw.data.view(np.float32).reshape(raw.shape)
+        return raw.data.reshape(*raw.shape[:-1], -1)
 
 
 def _check(
@@ -247,8 +244,12 @@ def _check(
 
 
 class _Header:
-    def __init__(self, data: memoryview, at: int = 0) -> None:
-        self._data, self._at = data, at
+    """A file's beginning, read as far as needed."""
+
+    def __init__(self, stream: BufferedReader, num_bytes: int) -> None:
+        """`num_bytes`: of the file."""
+        self._stream, self._num_bytes = stream, num_bytes
+        self._data, self._at = bytearray(), 0
 
     def read(self, file_idx: int) -> tuple[Mapping[str, Any], Mapping[str, TensorInfo], int]:
         """Fields, tensors by name, and the offset of the tensors' bytes.
@@ -279,12 +280,19 @@ class _Header:
             raise ValueError(f"its alignment is {short(alignment)}, no power of two")
         return metadata, entries, -(-self._at // alignment) * alignment
 
-    def _take(self, size: int) -> memoryview:
+    def _take(self, size: int) -> bytearray:
         """The next bytes, which must be there."""
-        if self._at + size > len(self._data):
-            raise ValueError("it ends in the middle of its header")
         self._at += size
+        self._read_to(self._at)
         return self._data[self._at - size : self._at]
+
+    def _read_to(self, end: int) -> None:
+        if self._num_bytes >= end > MAX_HEADER_BYTES:
+            raise ValueError(f"its header has over {MAX_HEADER_BYTES >> 20} MiB")
+        if len(self._data) < end <= self._num_bytes:
+            self._data += self._stream.read(max(end - len(self._data), 1 << 20))
+        if end > len(self._data):
+            raise ValueError("it ends in the middle of its header")
 
     def _scalar(self, code: str) -> Any:
         (value,) = struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))
@@ -306,7 +314,8 @@ class _Header:
         return self._scalar(_SCALARS[type_id])
 
     def items(self, array: _Array) -> list[Any]:
-        """An array's items, at whose first this reader is."""
+        """An array's items; its bytes have been read."""
+        self._at = array.offset
         if array.type_id in _SCALARS:
             code = _SCALARS[array.type_id]
             raw = self._take(array.count * struct.calcsize("<" + code))
@@ -319,11 +328,11 @@ class _Header:
         if array.type_id in _SCALARS:
             self._take(array.count * struct.calcsize("<" + _SCALARS[array.type_id]))
         elif array.type_id == _STRING:  # a vocabulary has hundreds of thousands
-            data, at, end = self._data, self._at, len(self._data) - 8
+            data, at = self._data, self._at
             length_at = struct.Struct("<Q").unpack_from
             for _ in range(array.count):
-                if at > end:
-                    raise ValueError("it ends in the middle of its header")
+                if at + 8 > len(data):
+                    self._read_to(at + 8)
                 at += 8 + length_at(data, at)[0]
             self._at = at
             self._take(0)

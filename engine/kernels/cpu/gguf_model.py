@@ -196,9 +196,9 @@ class GGUFTensors(CheckpointTensors):
         keeps_type = bits < 16 if is_quantized else bits == 16 or self._file.bits is not None
         if not keeps_type:
             return super()._pack(source, bias, bits)
-        with self._file.tensor(source) as raw:
-            order = self._order(source, raw.shape[0])
-            matrix = Matrix.from_gguf(self.kernels, raw, bias, order=order)
+        raw = self._file.tensor(source)
+        order = self._order(source, raw.shape[0])
+        matrix = Matrix.from_gguf(self.kernels, raw, bias, order=order)
         return matrix or super()._pack(source, bias, 8)
 
     def _values(self, source: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Loads a checkpoint into transformers' model, packed for the kernels tensor by tensor.
 
-No float model is built: modules are created without storage, and a tensor's file pages are released
-once it is packed. So loading takes no more memory than the packed model and one tensor.
+No float model is built: modules are created without storage, and a tensor is read, packed and
+dropped. So loading takes no more memory than the packed model and one tensor.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SafetensorsTensors(CheckpointTensors):
     ) -> None:
         self._files: dict[str, str] = {}
         for file in files:
-            with safe_open(file, framework="pt") as stored:
+            with safe_open(file, framework="pt", backend="pread") as stored:
                 self._files |= dict.fromkeys(stored.keys(), file)
         if not self._files:
             raise UnmappedTensor("it has no safetensors files")
@@ -105,8 +105,7 @@ class SafetensorsTensors(CheckpointTensors):
         super().__init__(model, {name: name for name in self._files}, kernels, bits)
 
     def _values(self, source: str) -> Tensor:
-        # An open file keeps the pages read in memory.
-        with safe_open(self._files[source], framework="pt") as stored:
+        with safe_open(self._files[source], framework="pt", backend="pread") as stored:
             values: Tensor = stored.get_tensor(source)
         if values.dtype not in FLOAT_TYPES:
             raise UnmappedTensor(f"{source} is {values.dtype}")

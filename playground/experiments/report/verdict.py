@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from engine.config import Sampling
+from engine.config import Limits, Sampling
 from engine.constraint import allowed_after
 from engine.formats import plural
 from engine.metrics import first_divergence
@@ -305,8 +305,9 @@ def audit_divergences(
         on_audit()
         texts = plain.output_ids, own.output_ids
         allowed = partial(allowed_after, target, Sampling.parse(stored.sampling))
+        text_len = len(stored.prompt_ids) + Limits.parse(stored.limits).max_new_tokens
         result = attempt(
-            partial(audit, target, stored.prompt_ids, *texts, allowed=allowed),
+            partial(audit, target, stored.prompt_ids, *texts, allowed=allowed, text_len=text_len),
             where=f"the audit of {own.run_id}",
         )
         if result is not None and not isinstance(result, Fault):

@@ -20,6 +20,8 @@ from playground.experiments.plan import BASELINE_NAME, Configuration, Experiment
 from playground.experiments.report.report import read_results
 from playground.experiments.report.verdict import audit_divergences, audits_of
 from storage import RunLog
+from tests.engine.test_rotary import LONG, SHORT, longrope
+from tests.models import build_context, tiny_target
 from tests.playground.bench.requests import item, runs_of, scripted, tiny_plan
 from tests.playground.compare.corrupted import CorruptedConfig
 from tests.playground.tiny import ScriptedDrafter
@@ -147,6 +149,18 @@ def test_a_corrupted_method_is_found_out_and_audited_once(bench: BuildContext, l
     assert len(audits_of(log, benchmark_id)) == len(bad.divergences)
     pairs, again = plain_pairs(requests, "bad", plan), lambda: pytest.fail("audited again")
     audit_divergences(bench.target, log, pairs, benchmark_id=benchmark_id, most=8, on_audit=again)
+
+
+def test_a_text_is_audited_with_the_factors_that_it_was_written_with(log: RunLog) -> None:
+    """LongRoPE's long ones, where the text may leave the original context later."""
+    prompt_len = len(tiny_target().encode_chat([{"role": "user", "content": "abc" * 5}]))
+    settings = longrope(SHORT, LONG, original=prompt_len + 7)
+    target = tiny_target("phi3", eos_token_id=None, **settings)
+    bad = Configuration("bad", "Corrupted", CorruptedConfig(wrong_at=1))
+    plan = tiny_plan(bad, items=(item("a", "abc" * 5),))
+    benchmark_id, _ = run(plan, build_context(target), log)
+    (audit,) = audits_of(log, benchmark_id).values()
+    assert audit.view.best == audit.plain_token
 
 
 def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log: RunLog) -> None:
