@@ -389,7 +389,8 @@ class GeneratePage:
         def find(*values: Any) -> Updates:
             search = attempt(
                 lambda: self.experiments.start(
-                    plan_of(self.catalog, self._search_request(*values)), owner=OWNER
+                    plan_of(self.catalog, self.host.log, self._search_request(*values)),
+                    owner=OWNER,
                 ),
                 where="finding the fastest",
             )
