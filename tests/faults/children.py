@@ -23,6 +23,7 @@ import playground.experiments.sweep.search
 import playground.web.shell  # noqa: F401
 from engine.training import session, trainer  # noqa: F401
 from playground.cli.main import app
+from playground.host.models import Models
 from playground.web.server import serve
 from tests.drafting import draft_as_set
 from tests.playground.serving import KNOWN
@@ -70,12 +71,12 @@ class Child:
         self.process.join()
         return self.process.exitcode == -signal.SIGKILL
 
-    def interrupt(self) -> float:
+    def interrupt(self, wait_s: float = WAIT_S) -> float:
         """Press Ctrl+C and wait for the end; seconds that it took."""
         assert self.process.pid is not None
         began_s = time.monotonic()
         os.kill(self.process.pid, signal.SIGINT)
-        self.process.join(WAIT_S)
+        self.process.join(wait_s)
         return time.monotonic() - began_s
 
     def ended(self) -> int:
@@ -122,3 +123,9 @@ def page(target: Path, db: Path, port: int) -> None:
     cache_dir = db.parent / "cache"
     catalog = tiny_catalog(target)
     serve(access=KNOWN, port=port, db=str(db), cache_dir=cache_dir, catalog=catalog, device="cpu")
+
+
+def page_that_loads_forever(target: Path, db: Path, port: int) -> None:
+    """The page over a target that is never loaded."""
+    pytest.MonkeyPatch().setattr(Models, "target", lambda *_: time.sleep(WAIT_S))
+    page(target, db, port)

@@ -21,7 +21,7 @@ import pytest
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import trial_benchmark_id
 from storage import RunLog, RunQuery
-from tests.faults.children import Child, command, page, words
+from tests.faults.children import Child, command, page, page_that_loads_forever, words
 from tests.faults.runs import (
     Watcher,
     answers,
@@ -32,7 +32,9 @@ from tests.faults.runs import (
     slow,
     streamed,
 )
-from tests.playground.serving import free_port
+from tests.playground.asks import until
+from tests.playground.serving import TOKEN, free_port
+from tests.playground.test_http import held
 from tests.playground.tiny import save_tiny_llama
 from tests.storage.conftest import detail
 
@@ -114,7 +116,9 @@ def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int]) -> 
             check_run(log, run, seen.shown, whole)
 
 
-def begin_page(folder: Path, target: Path, db: Path) -> tuple[Child, str]:
+def begin_page(
+    folder: Path, target: Path, db: Path, page: Callable[..., None] = page
+) -> tuple[Child, str]:
     """A page that answers."""
     port = free_port()
     child = Child(folder, page, target, db, port)
@@ -280,3 +284,20 @@ def test_ctrl_c_ends_a_page_that_streams_to_an_open_tab(tmp_path: Path) -> None:
     with RunLog.open(str(db)) as log:
         run = detail(log, seen.log_id)
         assert run.status == "cancelled" and run.text.startswith(seen.shown)
+
+
+def test_ctrl_c_ends_a_page_whose_experiment_waits_for_its_target(tmp_path: Path) -> None:
+    db, target = tmp_path / "runs.db", save_tiny_llama(tmp_path / "tiny")
+    child, url = begin_page(tmp_path, target, db, page_that_loads_forever)
+    with RunLog.open(str(db)) as log:
+        body = {"data": held()[:-1], "session_hash": "tab"}  # without the tab
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
+            assert client.post("/gradio_api/call/find", json=body).status_code == 200
+        until(log.benchmarks.list)
+        time.sleep(0.5)  # its target is being loaded
+        try:
+            assert child.interrupt(SOON_S) < SOON_S
+        finally:
+            child.kill()
+        assert [head.status for head in log.benchmarks.list()] == ["cancelled"]
+    assert "Traceback" not in child.errors, child.errors
