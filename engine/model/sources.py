@@ -257,8 +257,8 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
 
 
 @contextmanager
-def partial_folder(beside: Path) -> Iterator[Path]:
-    """A temporary folder in `beside`, for files that are then moved into `beside`.
+def partial_folder(beside: Path, *, prefix: str = "partial-") -> Iterator[Path]:
+    """A temporary folder in `beside`, for instance for files that are then moved into `beside`.
 
     Folders of killed processes are removed first; those of running processes are locked.
 
@@ -268,10 +268,12 @@ def partial_folder(beside: Path) -> Iterator[Path]:
         with writing(beside):
             beside.mkdir(parents=True, exist_ok=True)
             with _locked(beside):
-                for leftover in beside.glob("partial-*"):
+                for leftover in beside.glob(f"{prefix}*"):
                     with suppress(OSError), _locked(leftover, wait=False):
                         shutil.rmtree(leftover)
-                folder = tempfile.TemporaryDirectory(dir=beside, prefix="partial-")
+                folder = tempfile.TemporaryDirectory(
+                    dir=beside, prefix=prefix, ignore_cleanup_errors=True
+                )
                 path = Path(stack.enter_context(folder))
                 stack.enter_context(_locked(path))
         yield path

@@ -24,7 +24,7 @@ from playground.cli.export import export, import_
 from playground.cli.generate import generate
 from playground.cli.runs import runs
 from playground.cli.serve import doctor, methods, models, serve, triton
-from playground.cli.streams import EXIT_INTERRUPTED, note
+from playground.cli.streams import EXIT_INTERRUPTED, interrupt_on_termination, note
 from playground.cli.suites import suites
 from playground.cli.sweep import sweep
 from playground.cli.train import train
@@ -90,6 +90,7 @@ app.command("import")(import_)
 def run() -> None:
     """Run the command of the arguments."""
     atexit.register(gc.freeze)  # else the final garbage collection takes seconds
+    interrupt_on_termination()
     app()
 
 

@@ -92,7 +92,6 @@ class TritonOptions(LogOptions, DeviceOptions):
 @command(TritonOptions)
 def triton(options: TritonOptions) -> None:
     """Serve the engine behind Triton, HTTP and gRPC (needs the extra triton)."""
-    import signal
     import threading
     from contextlib import ExitStack, suppress
 
@@ -113,8 +112,6 @@ def triton(options: TritonOptions) -> None:
         open_http=is_open and options.no_token,
         open_grpc=is_open,
     )
-    # Triton is a separate process, which would outlive this one.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         log = stack.enter_context(options.open_log())
         host = EngineHost(log, Catalog.shipped(), cache_dir=options.cache, device=options.device)

@@ -49,6 +49,19 @@ def until_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
+def interrupt_on_termination() -> None:
+    """Let SIGTERM, and SIGHUP of a closed terminal, do what Ctrl+C does, unless ignored (nohup)."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, interrupt)
+
+
 def read_stdin() -> str:
     """Standard input. Raises ConfigError: it is not text, or too long."""
     return as_text(sys.stdin.buffer.read(MAX_CHARS + 1), what="The input")

@@ -18,7 +18,8 @@ from playground.experiments.statistics import Totals, speedup_of
 
 FINALISTS = 2
 MAX_OVERRUN = 2.0
-"""How many times its budget a search may take until the remaining methods have answered twice."""
+"""How many times its budget a search may take until the remaining methods have answered twice; each
+answers once, however long that takes."""
 
 
 class Chooser:
@@ -73,20 +74,20 @@ class Chooser:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up; two answers each may take longer than the budget."""
+        """Whether the time is up; one or two answers each may take longer than the budget."""
         if self.budget_s is None or self.remaining_s:
             return False
-        return self.is_confirmed or self._spent_s > MAX_OVERRUN * self.budget_s
+        is_late = self._spent_s > MAX_OVERRUN * self.budget_s
+        return self.all_answered(0 if is_late else 1)
 
     @property
     def candidates(self) -> list[str]:
         return [name for name in self.running if name not in self.faults]
 
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether the candidates have answered everything twice, which an interval needs."""
-        twice = Counter(r.configuration for r in self.requests if r.repeat == 1)
-        return all(twice[name] >= len(self.plan.items) for name in self.candidates)
+    def all_answered(self, repeat: int) -> bool:
+        """Whether the candidates have answered everything of a repeat; an interval needs two."""
+        answers = Counter(r.configuration for r in self.requests if r.repeat == repeat)
+        return all(answers[name] >= len(self.plan.items) for name in self.candidates)
 
     def add(self, request: FinishedRequest) -> None:
         """Drop the slower half once all candidates have answered everything of this repeat."""

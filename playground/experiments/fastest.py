@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
+from playground.experiments.finished import newest_tok_s
+from playground.experiments.measurement import WARM_UP_TOKENS
 from playground.experiments.plan import Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
-from storage import PLAIN
+from storage import PLAIN, RunLog
 
 OWNER = "fastest"
 """Of searches: each needs the whole machine, so a new one ends the old."""
 BUDGET_S = 60.0
 """Duration of a search."""
-MAX_TOKENS = 48
-"""Longest answer: with short answers, there is time for more of them."""
+MIN_TOKENS, MAX_TOKENS = 16, 48
+"""Longest answer on a slow and on a fast target: short ones leave time for more of them."""
 MAX_REPEATS = 12
 
 
@@ -44,8 +46,10 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
     return methods
 
 
-def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
+def plan_of(catalog: Catalog, log: RunLog, raw: Mapping[str, Any]) -> ExperimentPlan:
     """The plan of a search from the Generate page's values.
+
+    On a slow target, answers are short: the budget suffices for a warm-up and an answer each.
 
     Raises:
         ConfigError: a setting is wrong, or no method fits.
@@ -56,7 +60,10 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
     if not names:
         raise ConfigError("No method that fits this target is on this machine.")
     methods = [Configuration(name, name, catalog.method(key).config) for name, key in names.items()]
-    most = min(MAX_TOKENS, request.limits.max_new_tokens)
+    tok_s = newest_tok_s(log, request.target.name)
+    each_s = BUDGET_S / (len(methods) + 1)  # plain decoding answers, too
+    fitting = int(each_s * tok_s) - WARM_UP_TOKENS if tok_s else MAX_TOKENS
+    longest = min(max(MIN_TOKENS, fitting), MAX_TOKENS, request.limits.max_new_tokens)
     return ExperimentPlan.parse(
         {
             "kind": "fastest",
@@ -67,6 +74,6 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
             "items": [typed_item(request.mode, request.system, request.prompt)],
             "repeats": MAX_REPEATS,
             "sampling": request.sampling,
-            "limits": request.limits.replace(max_new_tokens=most),
+            "limits": request.limits.replace(max_new_tokens=longest),
         }
     )

@@ -162,3 +162,9 @@ def plain_pairs(requests: Sequence[FinishedRequest], name: str, plan: Experiment
     """A configuration's requests paired with plain decoding's."""
     own = [r for r in requests if r.configuration == name]
     return pair_requests(own, [r for r in requests if r.configuration == plan.reference.name])
+
+
+def newest_tok_s(log: RunLog, target: str) -> float | None:
+    """The decoding speed of a target's newest completed run."""
+    query = RunQuery(target=target, status="completed", limit=1)
+    return next((run.tok_s for run in log.rows(query)), None)

@@ -208,7 +208,7 @@ class Measurement:
             return False
         fit = [request for request in missing if self._chooser.is_active(request.configuration)]
         self._num_done += len(missing) - len(fit)
-        runs = {} if self.on_round is None else self.on_round(number, fit, prompt)
+        runs = self.on_round(number, fit, prompt) if fit and self.on_round else {}
         try:
             return all(
                 not self._is_over()

@@ -137,10 +137,13 @@ class EngineHost:
                 run.cancel()
             self._wake.notify_all()
             ending, self._before_close = self._before_close, []
-        for end in ending:
-            end()
         if self._worker is not None:
             self._worker.join(wait_s)
+        for run in self.runs.all():
+            if run.state == "loading":  # it cannot be stopped: no job waits for it
+                run.end("cancelled")
+        for end in ending:
+            end()
         if self._worker is None or not self._worker.is_alive():
             self._models.close()
         for run in self.runs.all():

@@ -171,9 +171,16 @@ def run_meta(
 
 
 class RunStream:
-    def __init__(self, runs: Sequence[LiveRun], ahead_of: Callable[[LiveRun], int]) -> None:
+    def __init__(
+        self,
+        runs: Sequence[LiveRun],
+        ahead_of: Callable[[LiveRun], int],
+        *,
+        earlier: Sequence[str] = (),
+    ) -> None:
+        """`earlier`: the runs of the chat's earlier answers, for a page without them."""
         self.runs = list(runs)
-        self._ahead_of = ahead_of
+        self._ahead_of, self._earlier = ahead_of, earlier
         self._stream = secrets.token_urlsafe(9)
         self._seq = -1
         self._began_s = time.monotonic()
@@ -205,7 +212,7 @@ class RunStream:
         return {
             "stream": self._stream,
             "seq": self._seq,
-            "runs": [run.meta for run in self.runs if run.meta],
+            "runs": [{**run.meta, "answered_by": self._earlier} for run in self.runs if run.meta],
             # The run that a next turn continues; one without an answer is skipped.
             "chat": last.meta.get("parent") if unanswered else last.id,
             "batches": json.dumps(batches),
@@ -332,12 +339,9 @@ class History:
         self._log = log
 
     def unfinished(self, run_id: str) -> LiveRun | None:
-        """The run under either of its ids while it is unfinished, for a page without its chat."""
+        """The run under either of its ids while it is unfinished."""
         run = self._runs.get(run_id)
-        if run is None or run.over.is_set():
-            return None
-        run.meta = {**run.meta, "answered_by": self._earlier_runs(run_id)}
-        return run
+        return None if run is None or run.over.is_set() else run
 
     def since(self, run_id: str, have: int) -> Batch:
         """A batch with the events from number `have` on; `more`: whether there are further ones.
@@ -398,10 +402,10 @@ class History:
         Raises ConfigError: there is no such run.
         """
         meta = self._run(run_id).meta
-        more = {"id": run_id, "parent": None, "answered_by": self._earlier_runs(run_id)}
+        more = {"id": run_id, "parent": None, "answered_by": self.earlier_runs(run_id)}
         return initial_message(runs=[{**meta, **more}], resync=True)
 
-    def _earlier_runs(self, run_id: str) -> list[str]:
+    def earlier_runs(self, run_id: str) -> list[str]:
         """The runs that wrote the earlier answers of a run's chat, oldest first."""
         earlier: list[str] = []
         while (run := find_run(self._runs, self._log, run_id)) and len(earlier) < MAX_TURNS:

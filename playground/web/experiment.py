@@ -11,6 +11,7 @@ import gradio as gr
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
+from playground.experiments.finished import newest_tok_s
 from playground.experiments.job import approximate_duration
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.service import Experiments, ExperimentState
@@ -20,7 +21,6 @@ from playground.web.address import address_js
 from playground.web.components import hidden_value
 from playground.web.forms import RAW, RAW_LATEST, Updates, dropdown_of, skip_on_fault
 from playground.web.results import sentence_html, show_fault_in, state_html, table_html
-from storage import RunQuery
 
 JobState = ExperimentState | TrainingState
 MAX_KEY, MAX_WORKERS = 100, 1000
@@ -119,8 +119,7 @@ class ExperimentPage(ABC):
         """How much the form would run, and the longest time it takes. Raises ConfigError."""
         plan = self.plan(values)
         extent = self.extent(plan, self.pool(values["place"], values["workers"]))
-        query = RunQuery(target=plan.target.name, status="completed", limit=1)
-        tok_s = next((run.tok_s for run in self.log.rows(query)), None)
+        tok_s = newest_tok_s(self.log, plan.target.name)
         if not tok_s:
             return extent
         duration = approximate_duration(plan.num_requests * plan.limits.max_new_tokens / tok_s)

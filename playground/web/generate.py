@@ -259,10 +259,16 @@ class GeneratePage:
         linked_id = link["run"] if "run" in link else own
         run_id = attempt(lambda: read_run_id(linked_id or last or "none"), where="following a link")
         run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
+        earlier: Sequence[str] | Fault = ()
+        if run is not None:  # before its watchers are counted
+            read = partial(self.history.earlier_runs, run.id)
+            earlier = await attempt_aside(read, where="reading a chat")
         if run is not None and (linked_id or not run.watchers):
             if not run.watchers and not run.owner.startswith(API_OWNER):
                 run.owner = owner_of(tab, request)
-            async for message in follow(RunStream([run], self.host.ahead_of), resync=True):
+            known = () if isinstance(earlier, Fault) else earlier
+            stream = RunStream([run], self.host.ahead_of, earlier=known)
+            async for message in follow(stream, resync=True):
                 yield message
         elif linked_id:
             opened = await attempt_aside(
@@ -383,7 +389,8 @@ class GeneratePage:
         def find(*values: Any) -> Updates:
             search = attempt(
                 lambda: self.experiments.start(
-                    plan_of(self.catalog, self._search_request(*values)), owner=OWNER
+                    plan_of(self.catalog, self.host.log, self._search_request(*values)),
+                    owner=OWNER,
                 ),
                 where="finding the fastest",
             )

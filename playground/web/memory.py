@@ -20,12 +20,14 @@ from playground.web.forms import UNQUEUED
 
 MAX_TAB_CHARS = 64
 TAB_JS = """
-let id = sessionStorage.getItem("pg-tab");
-if (!id) {
-  id = [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(36)).join("-");
-  sessionStorage.setItem("pg-tab", id);
-}
+const random = () => [...crypto.getRandomValues(new Uint32Array(4))];
+const id = sessionStorage.getItem("pg-tab") ?? random().map((part) => part.toString(36)).join("-");
+const take = () => sessionStorage.removeItem("pg-tab");
+take();
+addEventListener("pageshow", take);  // also when Back shows the page again
+addEventListener("pagehide", () => sessionStorage.setItem("pg-tab", id));
 props.value = id;"""
+"""The identity is stored only while no page has it: a duplicated tab copies the session storage."""
 READ_JS = """() => {
   document.querySelectorAll("#pg-side, #pg-main").forEach((part) => { part.inert = true; });
   let memory = {};

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 from engine.drafters import parse_method
 from engine.errors import ConfigError
+from engine.model.sources import partial_folder
 from playground.host import paths
 from playground.host.catalog import OWN_DRAFTERS, Catalog
 from playground.host.methods import register_drafter
@@ -51,13 +52,14 @@ def serve(
     """
     share_heaps()
     quiet_gradio()
-    files = private_files()  # before Gradio is imported
-    from playground.api.routes import api_routes
-    from playground.web.security import launch
-    from playground.web.shell import build_shell
-
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        stack.callback(files.cleanup)
+        # Before Gradio is imported; its default folder is shared by processes.
+        private = partial_folder(Path(gettempdir()), prefix="playground-uploads-")
+        os.environ["GRADIO_TEMP_DIR"] = str(stack.enter_context(private))
+        from playground.api.routes import api_routes
+        from playground.web.security import launch
+        from playground.web.shell import build_shell
+
         log = RunLog.open(db)
         stack.callback(log.close)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
@@ -113,16 +115,6 @@ def quiet_gradio() -> None:
     """Switch off Gradio's analytics, which it reads from the environment when imported."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "100000")
-
-
-def private_files() -> TemporaryDirectory[str]:
-    """A folder for this process's uploads and downloads; Gradio's default one is shared.
-
-    Call it before Gradio is imported; the caller cleans the folder up.
-    """
-    folder = TemporaryDirectory(prefix="playground-files-", ignore_cleanup_errors=True)
-    os.environ["GRADIO_TEMP_DIR"] = folder.name
-    return folder
 
 
 def with_own_drafters(catalog: Catalog, drafters: Sequence[str]) -> Catalog:

@@ -24,7 +24,7 @@ from playground.training.figures import FIGURES
 from playground.training.plan import KINDS, PAGE_SESSION, Budget, plan_of_form
 from playground.training.service import Trainings, TrainingState
 from playground.training.work import outlook
-from playground.web.components import hidden_value
+from playground.web.components import hidden_value, text_of
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
 from playground.web.results import HTML, open_on_click
@@ -112,6 +112,7 @@ class TrainPage(ExperimentPage):
 
     def plan(self, values: Mapping[str, Any]) -> Any:  # a TrainPlan, which no cluster runs
         form = {name: values[name] for name in PICKED}
+        form["file"] = text_of(values["file"], "path") or None
         drawn_for = values["form"].get("method") if isinstance(values["form"], dict) else None
         groups = FormValues.of(values["form"]).values if drawn_for == values["method"] else {}
         return plan_of_form(self.catalog, self.log, self.trainings.corpora, form | groups)

@@ -52,6 +52,7 @@ class GeneratePage:
                 "GL Driver Message",  # how fast software draws, not what is wrong
                 # A form that is drawn anew: Gradio gives old fields the new values for a moment.
                 "cannot be parsed, or is out of range",
+                "Method not implemented.",  # Gradio, when an upload's progress ends
             )
             if message.type in ("error", "warning") and not any(k in message.text for k in known):
                 self.complaints.append(message.text)

@@ -111,6 +111,36 @@ def test_other_tabs_show_the_run_or_their_own_and_leave_it_alone(
     assert "Do not lose me." not in new.tab.inner_text(f"{PANEL} .text"), "a chat of its own"
 
 
+def test_a_duplicated_tab_leaves_the_runs_of_the_first_alone(
+    page: GeneratePage, served: Served
+) -> None:
+    """A browser copies the session storage when a tab is duplicated or opened by a page."""
+    page.stream("Do not lose me.")
+    with held_drafts():
+        run = served.host.runs.all()[-1]
+        with page.tab.context.expect_page() as opened:
+            page.tab.evaluate("window.open(location.href)")
+        copy = GeneratePage(opened.value)
+        copy.wait_filled()
+        copy.wait_state("running")
+        assert copy.tab.evaluate("sessionStorage.getItem('pg-generate-run')") == run.log_id
+        copy.short(8)
+        copy.start("My own.")
+        copy.wait_state("queued")
+        assert not run.cancel_requested.is_set()
+        with page.leaving():
+            page.tab.reload()
+        page.wait_filled()
+        page.wait_state("running")
+    copy.wait_done()
+    page.wait_done()
+    assert run.state == "completed" and run.owner != served.host.runs.all()[-1].owner
+    page.short(8)
+    page.tab.click("#pg-new")
+    page.generate("Mine again.")
+    assert served.host.runs.all()[-1].owner == run.owner, "a reload keeps the tab's identity"
+
+
 def test_the_form_takes_no_input_until_it_is_filled(page: GeneratePage) -> None:
     page.tab.fill("#pg-prompt textarea", "Before the reload.")
     page.tab.wait_for_function(STORED, arg="Before the reload.")

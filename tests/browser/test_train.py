@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,22 @@ def test_a_head_is_trained_found_again_and_used(
         newest = trained.log.rows(RunQuery(limit=1))[0]
         assert newest.decoding_type == "Medusa" and "trained here" in newest.method_title
         page.check_clean()
+
+
+def test_a_head_learns_from_an_uploaded_file_of_prompts(chromium: Any, tmp_path: Path) -> None:
+    (file := tmp_path / "mine.jsonl").write_text('{"category": "mine", "turns": ["Tea?"]}\n')
+    with (
+        serving_tiny(tmp_path, adapt=lambda tiny: replace(tiny, types=methods())) as trained,
+        GeneratePage.opened(chromium, trained.url) as page,
+    ):
+        tab = page.tab
+        page.go("Train")
+        tab.wait_for_selector(f"{TRAIN}-start:enabled")  # checked as it was drawn
+        tab.get_by_label("A file of prompts").check()
+        tab.locator(f"{TRAIN}-outlook", has_text="Add a file of prompts").wait_for()
+        tab.set_input_files(f"{TRAIN} input[type=file]", file)
+        tab.click(f"{TRAIN}-start:enabled")
+        tab.wait_for_url(lambda url: "train=" in url, wait_until="commit")
+        page.check_clean()
+    (plan,) = (tmp_path / "training").glob("heads/*/training/plan.json")
+    assert json.loads(plan.read_text())["prompts"] == [{"category": "mine", "turns": ["Tea?"]}]

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -22,7 +23,8 @@ import playground.cli.tables
 import playground.experiments.sweep.search
 import playground.web.shell  # noqa: F401
 from engine.training import session, trainer  # noqa: F401
-from playground.cli.main import app
+from playground.cli.main import run
+from playground.host.models import Models
 from playground.web.server import serve
 from tests.drafting import draft_as_set
 from tests.playground.serving import KNOWN
@@ -70,12 +72,12 @@ class Child:
         self.process.join()
         return self.process.exitcode == -signal.SIGKILL
 
-    def interrupt(self) -> float:
-        """Press Ctrl+C and wait for the end; seconds that it took."""
+    def interrupt(self, wait_s: float = WAIT_S, number: int = signal.SIGINT) -> float:
+        """Press Ctrl+C, or send another signal, and wait for the end; seconds that it took."""
         assert self.process.pid is not None
         began_s = time.monotonic()
-        os.kill(self.process.pid, signal.SIGINT)
-        self.process.join(WAIT_S)
+        os.kill(self.process.pid, number)
+        self.process.join(wait_s)
         return time.monotonic() - began_s
 
     def ended(self) -> int:
@@ -100,7 +102,8 @@ def words(line: str, *values: object) -> tuple[object, ...]:
 def command(*arguments: object) -> None:
     """The command line."""
     trainer.SAVE_EVERY_S = 0.05
-    app([str(argument) for argument in arguments])
+    sys.argv = ["app.py", *map(str, arguments)]
+    run()
 
 
 def command_with_room(num_bytes: int, *arguments: object) -> None:
@@ -122,3 +125,9 @@ def page(target: Path, db: Path, port: int) -> None:
     cache_dir = db.parent / "cache"
     catalog = tiny_catalog(target)
     serve(access=KNOWN, port=port, db=str(db), cache_dir=cache_dir, catalog=catalog, device="cpu")
+
+
+def page_that_loads_forever(target: Path, db: Path, port: int) -> None:
+    """The page over a target that is never loaded."""
+    pytest.MonkeyPatch().setattr(Models, "target", lambda *_: time.sleep(WAIT_S))
+    page(target, db, port)

@@ -6,10 +6,15 @@ times.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +26,7 @@ import pytest
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import trial_benchmark_id
 from storage import RunLog, RunQuery
-from tests.faults.children import Child, command, page, words
+from tests.faults.children import Child, command, page, page_that_loads_forever, words
 from tests.faults.runs import (
     Watcher,
     answers,
@@ -32,12 +37,15 @@ from tests.faults.runs import (
     slow,
     streamed,
 )
-from tests.playground.serving import free_port
+from tests.playground.asks import until
+from tests.playground.serving import TOKEN, free_port
+from tests.playground.test_http import held
 from tests.playground.tiny import save_tiny_llama
 from tests.storage.conftest import detail
 
 pytestmark = pytest.mark.slow  # whole programs, started and ended
 
+APP = Path(__file__).parents[2] / "app.py"
 SEED = 20261122
 MOST_AT_ONCE = 5
 """Kills of one experiment before it is left alone to end."""
@@ -114,7 +122,9 @@ def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int]) -> 
             check_run(log, run, seen.shown, whole)
 
 
-def begin_page(folder: Path, target: Path, db: Path) -> tuple[Child, str]:
+def begin_page(
+    folder: Path, target: Path, db: Path, page: Callable[..., None] = page
+) -> tuple[Child, str]:
     """A page that answers."""
     port = free_port()
     child = Child(folder, page, target, db, port)
@@ -230,14 +240,15 @@ def test_what_is_killed_goes_on_and_ends_as_without_the_kills(
 # ---- ends that are asked for
 
 
-def test_ctrl_c_in_generate_is_a_cancelled_run_with_what_was_shown(
-    tiny: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_and_its_like_in_generate_are_a_cancelled_run_with_what_was_shown(
+    number: int, tiny: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "runs.db"
     asked = ("generate", "hello", "--target", tiny, "--dtype", "float32", "--db", db)
     child = Child(tmp_path, command, *asked, "--ignore-eos", "--max-new-tokens", "1900")
     assert child.until(lambda: len(child.text) > 20), child.errors
-    child.interrupt()
+    child.interrupt(number=number)
     assert child.ended() == INTERRUPTED and "Traceback" not in child.errors
     with RunLog.open(str(db)) as log:
         (row,) = log.find().rows
@@ -280,3 +291,64 @@ def test_ctrl_c_ends_a_page_that_streams_to_an_open_tab(tmp_path: Path) -> None:
     with RunLog.open(str(db)) as log:
         run = detail(log, seen.log_id)
         assert run.status == "cancelled" and run.text.startswith(seen.shown)
+
+
+def test_ctrl_c_ends_a_page_whose_experiment_waits_for_its_target(tmp_path: Path) -> None:
+    db, target = tmp_path / "runs.db", save_tiny_llama(tmp_path / "tiny")
+    child, url = begin_page(tmp_path, target, db, page_that_loads_forever)
+    with RunLog.open(str(db)) as log:
+        body = {"data": held()[:-1], "session_hash": "tab"}  # without the tab
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
+            assert client.post("/gradio_api/call/find", json=body).status_code == 200
+        until(log.benchmarks.list)
+        time.sleep(0.5)  # its target is being loaded
+        try:
+            assert child.interrupt(SOON_S) < SOON_S
+        finally:
+            child.kill()
+        assert [head.status for head in log.benchmarks.list()] == ["cancelled"]
+    assert "Traceback" not in child.errors, child.errors
+
+
+@contextmanager
+def serving_app(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The program as people start it, with all its files in a folder; and its URL."""
+    port = free_port()
+    line = f"serve --no-token --port {port} --db {folder}/runs.db --cache-dir {folder}/.cache"
+    (folder / "tmp").mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen([sys.executable, APP, *line.split()], env=environment) as process:
+
+        def answers() -> bool:
+            assert process.poll() is None
+            with suppress(httpx.TransportError):
+                return httpx.get(url, timeout=30).status_code == 200
+            return False
+
+        try:
+            until(answers)
+            yield process, url
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_uploads_go_with_the_server_or_when_the_next_one_starts(
+    number: int, tmp_path: Path
+) -> None:
+    def uploads() -> list[Path]:
+        return list(tmp_path.rglob("mine.txt"))
+
+    with serving_app(tmp_path) as (process, url):
+        files = {"files": ("mine.txt", b"mine")}
+        assert httpx.post(f"{url}/gradio_api/upload", files=files).status_code == 200
+        (upload,) = uploads()
+        assert httpx.get(f"{url}/gradio_api/file={upload}").content == b"mine"
+        process.send_signal(number)
+        code = process.wait(SOON_S)
+    if number == signal.SIGKILL:
+        with serving_app(tmp_path):
+            assert not uploads()
+    else:
+        assert code == 0 and not uploads()

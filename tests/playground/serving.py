@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import gradio as gr
@@ -19,7 +21,7 @@ import httpx
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from playground.web.access import Access
-from playground.web.server import private_files, quiet_gradio
+from playground.web.server import quiet_gradio
 from storage import RunLog
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
 
@@ -90,7 +92,8 @@ def built(make: Callable[[], Made]) -> Made:
 @cache
 def _files() -> Path:
     """Where the pages of this process keep uploads; its name is in the environment: one for all."""
-    folder = private_files()
+    folder = TemporaryDirectory(prefix="test-uploads-", ignore_cleanup_errors=True)
+    os.environ["GRADIO_TEMP_DIR"] = folder.name
     atexit.register(folder.cleanup)
     return Path(folder.name)
 

@@ -26,6 +26,7 @@ from tests.playground.asks import ask
 from tests.playground.compare.test_explain import plain as plain_request
 from tests.playground.compare.test_explain import run as own_request
 from tests.playground.tiny import ScriptedConfig
+from tests.storage.conftest import timed_run
 
 
 def with_methods(catalog: Catalog, **configs: ScriptedConfig) -> Catalog:
@@ -57,17 +58,17 @@ def test_what_fits_and_needs_no_download_is_tried() -> None:
 
 
 def test_the_prompt_at_hand_is_tried(host: EngineHost) -> None:
-    plan = plan_of(host.catalog, ask(prompt="Mine.", system="Be short."))
+    plan = plan_of(host.catalog, host.log, ask(prompt="Mine.", system="Be short."))
     assert [item.turns for item in plan.items] == [("Mine.",)]
     assert plan.items[0].history == ({"role": "system", "content": "Be short."},)
     assert [c.name for c in plan.configurations] == [PLAIN, "Scripted tree"]
     assert plan.limits.max_new_tokens == 24
     with pytest.raises(PromptError):
-        plan_of(host.catalog, ask(prompt="  "))
+        plan_of(host.catalog, host.log, ask(prompt="  "))
     with pytest.raises(ConfigError):
-        plan_of(host.catalog, ask(method="none"))
+        plan_of(host.catalog, host.log, ask(method="none"))
     with pytest.raises(ConfigError, match="No method"):
-        plan_of(with_methods(host.catalog), ask(method="plain"))
+        plan_of(with_methods(host.catalog), host.log, ask(method="plain"))
 
 
 @pytest.mark.slow
@@ -80,7 +81,7 @@ def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: 
         good=ScriptedConfig(delay_ms=0.0),
         near=ScriptedConfig(delay_ms=30.0),
     )
-    search = searched(host, plan_of(catalog, ask(method="plain")))
+    search = searched(host, plan_of(catalog, host.log, ask(method="plain")))
     results = read_results(log, search.id, types=catalog.types)
     report = results.report
     answers = {one.name: one.overall.num_requests for one in report.configurations}
@@ -98,9 +99,38 @@ def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: 
 def test_time_ends_it_with_what_is_known(host: EngineHost) -> None:
     """Twelve answers of `a` take ten seconds."""
     catalog = with_methods(host.catalog, a=ScriptedConfig(delay_ms=100.0), b=ScriptedConfig())
-    search = searched(host, plan_of(catalog, ask(method="plain")), budget_s=2.0)
+    search = searched(host, plan_of(catalog, host.log, ask(method="plain")), budget_s=2.0)
     assert search.chooser.remaining_s == 0
     assert len(search.requests) < search.plan.num_requests
+
+
+def test_every_method_answers_once_however_slow_the_target(host: EngineHost) -> None:
+    catalog = with_methods(
+        host.catalog, **{name: ScriptedConfig(delay_ms=20.0) for name in ("a", "b", "c")}
+    )
+    search = searched(host, plan_of(catalog, host.log, ask(method="plain")), budget_s=0.05)
+    assert {r.configuration for r in search.requests} == {PLAIN, "a", "b", "c"}
+
+
+def test_answers_on_a_slow_target_have_fewer_tokens(host: EngineHost, log: RunLog) -> None:
+    methods = {name: ScriptedConfig() for name in "abcde"}
+    catalog = with_methods(host.catalog, **methods)
+    request = ask(method="plain", limits={"max_new_tokens": "200"})
+
+    def num_tokens(tok_s: float) -> int:
+        timed_run(log, tok_s)
+        return plan_of(catalog, log, request).limits.max_new_tokens
+
+    assert plan_of(catalog, log, request).limits.max_new_tokens == 48, "of unknown speed"
+    assert [num_tokens(tok_s) for tok_s in (100.0, 5.0, 0.1)] == [48, 26, 16]
+
+
+def test_a_stopped_search_says_how_many_methods_were_not_tried(host: EngineHost) -> None:
+    search = told(host, "a", "b", "c", "d", seconds={}, repeats=1)
+    requests = [one for one in search.requests if one.configuration in (PLAIN, "a")]
+    report = make_report(search.plan, requests, planned=60, faults={"b": "It broke."})
+    assert report.headline.startswith("Preliminary (2 answers, 2 of 4 methods not tried): ")
+    assert report.recommendation == ""
 
 
 def told(
@@ -110,7 +140,7 @@ def told(
     catalog = with_methods(
         host.catalog, **{m: ScriptedConfig(delay_ms=float(i)) for i, m in enumerate(methods)}
     )
-    search = Experiment(host.log, plan_of(catalog, ask(method="plain")))
+    search = Experiment(host.log, plan_of(catalog, host.log, ask(method="plain")))
     search.begin()
     for repeat in range(repeats):
         for name in (PLAIN, *methods):
@@ -137,12 +167,12 @@ def told_report(host: EngineHost, *methods: str, **more: Any) -> Report:
 def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> None:
     search = told(host, "a", "b", "c", seconds={"c": 0.4}, repeats=1)
     chooser = search.chooser
-    assert not chooser.is_confirmed
+    assert not chooser.all_answered(1)
     second = replace(search.requests[1], repeat=1)
     answer(search, second)
-    assert not chooser.is_confirmed, "b has answered once"
+    assert not chooser.all_answered(1), "b has answered once"
     answer(search, replace(second, configuration="b"))
-    assert chooser.is_confirmed, "c was dropped"
+    assert chooser.all_answered(1), "c was dropped"
 
 
 def test_the_leader_is_the_fastest_that_pays_however_certain_it_is(host: EngineHost) -> None:

@@ -78,6 +78,21 @@ def config_of(served: Served) -> dict[str, Any]:
     return config
 
 
+def test_following_a_chat_finds_its_earlier_runs_off_the_loop_and_leaves_its_meta_alone(
+    served: Served,
+) -> None:
+    """The engine's thread writes into the meta meanwhile."""
+    runs, first = served.host.runs, finished(start(served.host))
+    slow: dict[str, Any] = {"settings": {"delay_ms": "20"}}
+    second = start(served.host, prompt="More.", parent=first.log_id, **slow)
+    meta = second.meta
+    runs.__init__()  # type: ignore[misc]  # the first run is only in the log
+    runs.add(second)
+    last = call(served, "follow_link", [second.id] * 3)[-1][0]
+    assert last["resync"] and last["runs"][0]["answered_by"] == [first.log_id]
+    assert second.meta is meta
+
+
 @pytest.mark.slow
 def test_no_listener_of_the_page_blocks_the_loop(served: Served) -> None:
     run_id, config = finished_run(served.log), config_of(served)

@@ -223,6 +223,9 @@ def make_report(
     contenders = [_contender(one, dropped=one.name in dropped) for one in sections]
     num_done = len(requests)
     so_far = plural(num_done, "answer") if is_search else f"{num_done} of {planned} requests"
+    untried = sum(not (one.overall.num_requests or one.fault) for one in sections)
+    if is_search and untried:
+        so_far += f", {untried} of {plural(len(sections), 'method')} not tried"
 
     def over(one: str, other: str) -> Speedup | None:
         return ratio_of(pair_requests(by_name[one], by_name[other]), len(contenders))

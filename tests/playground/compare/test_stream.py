@@ -17,7 +17,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import busy, until
-from tests.playground.compare.corrupted import begun, ended, stored_race
+from tests.playground.compare.corrupted import begun, ended, experiments_of, stored_race
 
 Messages = list[dict[str, Any]]
 
@@ -69,6 +69,23 @@ def test_the_last_message_shows_median_runs_of_the_log(
     assert last["resync"] and state["final"] and state["state"] == "completed"
     labels = [dict((log.get(meta["id"]) or pytest.fail()).labels) for meta in last["runs"]]
     assert {entry["prompt"] for entry in labels} == {"2"}
+
+
+def test_a_resumed_comparison_without_a_method_that_works_has_no_round(
+    host: EngineHost, history: History
+) -> None:
+    first = ended(begun(host, ("scripted", {"fail_at": "0"})))
+    with busy(host):
+        experiments_of(host).resume(first.id)
+        resumed = experiments_of(host).job(first.id)
+        assert isinstance(resumed, Comparison)
+
+    async def collect() -> Messages:
+        return [message async for message in stream(resumed, history)]
+
+    last = asyncio.run(collect())[-1]
+    assert json.loads(last["compare"])["state"] == "completed"
+    assert [meta["title"] for meta in last["runs"]] == [BASELINE_NAME]
 
 
 def test_a_link_shows_the_same_from_the_log_alone(
