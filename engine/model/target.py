@@ -194,8 +194,29 @@ class Target:
     def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
         """A conversation rendered by the chat template, with its generation prompt.
 
+        Some templates read a turn's content as text, some as a list of parts; what is of the wrong
+        form they leave out. The first form is kept in which all that the user said appears.
+
         Raises PromptError: there is no chat template, it rejects the messages, or it fails.
         """
+        typed: list[dict[str, Any]] = [
+            {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
+        ]
+        said = [m["content"].strip() for m in messages if m["role"] == "user"]
+        refusal: PromptError | None = None
+        for turns in (list(messages), typed):
+            try:
+                text = self._rendered(turns)
+            except PromptError as error:
+                refusal = refusal or error
+                continue
+            if all(content in text for content in said):
+                return text
+        raise refusal or PromptError(
+            f"{self.name}'s chat template leaves out what the user says. Use raw completion."
+        )
+
+    def _rendered(self, turns: list[dict[str, Any]]) -> str:
         tokenizer = self._tokenizer()
         if not tokenizer.chat_template:
             raise PromptError(
@@ -207,7 +228,7 @@ class Target:
         try:
             with _time_limit(TEMPLATE_S):
                 text = tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=True
+                    turns, tokenize=False, add_generation_prompt=True
                 )
             return as_text(str(text), what="what it writes")
         except (*broken, AttributeError, OSError, RuntimeError, MemoryError, ConfigError) as error:

@@ -34,6 +34,7 @@ from engine.model.files import check_sizes, read_settings
 from engine.model.forward import prepare_attention
 from engine.model.loading import load_target
 from engine.model.plan import pick_device
+from engine.model.random_weights import byte_tokenizer
 from engine.model.reading import empty_model, load_error
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -94,6 +95,31 @@ def test_a_model_without_a_chat_template_says_so() -> None:
     target = Target(tiny_model(), tokenizer, name="base")
     assert not target.has_chat_template and target.encode("ab")
     with pytest.raises(PromptError, match="base has no chat template"):
+        target.encode_chat([{"role": "user", "content": "hi"}])
+
+
+TYPED = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %}"
+NEEDS_TYPED = "{% for m in messages %}[{{ m.role }}]{{ m.content[0]['text'].strip() }}"
+
+
+@pytest.mark.parametrize("template", [TYPED, NEEDS_TYPED])
+def test_a_chat_template_that_wants_typed_content_gets_it(template: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template + "{% endfor %}[assistant]"
+    target = Target(tiny_model(), tokenizer, name="typed")
+    turns = [
+        {"role": "user", "content": " How are you? "},
+        {"role": "assistant", "content": "Well"},
+    ]
+    text = target.chat_text([*turns, {"role": "user", "content": "Really?"}])
+    assert "How are you?" in text and "Well" in text and text.endswith("Really?[assistant]")
+
+
+def test_a_chat_template_that_leaves_out_the_user_is_refused() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.words }}{% endfor %}"
+    target = Target(tiny_model(), tokenizer, name="deaf")
+    with pytest.raises(PromptError, match="deaf's chat template leaves out what the user says"):
         target.encode_chat([{"role": "user", "content": "hi"}])
 
 
