@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -31,12 +32,17 @@ class Detokenizer:
 
     Args:
         hidden: tokens that yield no text, like special tokens.
+        skip_special: whether special tokens yield none.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, *, hidden: Sequence[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        hidden: Sequence[int] = (),
+        skip_special: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._skip_special = tokenizer, skip_special
         self._hidden = frozenset(hidden)
         self._ids: list[int] = []
         self._prefix = 0
@@ -65,7 +71,7 @@ class Detokenizer:
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None or not ids:
             return "".join(f"⟨{i}⟩" for i in ids)
-        return decode(self._tokenizer, ids, skip_special=True)
+        return decode(self._tokenizer, ids, skip_special=self._skip_special)
 
 
 def _sure_len(text: str) -> int:
@@ -81,29 +87,66 @@ def whole_text(
 ) -> str:
     """Text of a finished output, cut before the first stop string, without stop tokens."""
     limits = limits or Limits()
-    detokenizer = Detokenizer(tokenizer, hidden=limits.stop_token_ids)
-    text = "".join(detokenizer.push(i) for i in token_ids) + detokenizer.flush()
-    cuts = [at for at in (text.find(s) for s in limits.stop) if at >= 0]
+
+    def whole(skip_special: bool) -> str:
+        detokenizer = Detokenizer(
+            tokenizer, hidden=limits.stop_token_ids, skip_special=skip_special
+        )
+        return "".join(detokenizer.push(i) for i in token_ids) + detokenizer.flush()
+
+    text, (visible, special) = whole(True), _split_stops(tokenizer, limits.stop)
+    cuts = [at for at in (text.find(s) for s in visible) if at >= 0]
+    if special:
+        names, full = _special_texts(tokenizer), whole(False)
+        for at in (full.find(s) for s in special):
+            if at >= 0:  # so much of the visible text belongs to the stop string
+                cuts.append(len(text) - len(re.sub("|".join(map(re.escape, names)), "", full[at:])))
     return text[: min(cuts)] if cuts else text
+
+
+def _special_texts(tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
+    added = {} if tokenizer is None else tokenizer.added_tokens_decoder
+    return [token.content for token in added.values() if token.special and token.content]
+
+
+def _split_stops(
+    tokenizer: PreTrainedTokenizerBase | None, stops: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Stop strings of visible text, and those with a special token, which the text never shows."""
+    names = _special_texts(tokenizer) if stops else []
+    special = [stop for stop in stops if any(name in stop for name in names)]
+    return [stop for stop in stops if stop not in special], special
 
 
 class StopStrings:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, limits: Limits) -> None:
-        self._detokenizer = Detokenizer(tokenizer, hidden=limits.stop_token_ids)
-        self._strings = limits.stop
-        self._longest = max(map(len, limits.stop), default=0)
-        self._tail = ""
+        visible, special = _split_stops(tokenizer, limits.stop)
+        self._matchers = [
+            _StopMatcher(Detokenizer(tokenizer, hidden=limits.stop_token_ids, **shown), strings)
+            for strings, shown in ((visible, {}), (special, {"skip_special": False}))
+            if strings
+        ]
 
     def push(self, token_ids: Sequence[int]) -> int | None:
         """Number of new tokens up to the one that completes a stop string; None without one."""
-        if not self._strings:
-            return None
         for count, token_id in enumerate(token_ids, start=1):
-            self._tail += self._detokenizer.push(token_id)
-            if any(s in self._tail for s in self._strings):
+            if any([matcher.push(token_id) for matcher in self._matchers]):
                 return count
-            self._tail = self._tail[-(self._longest - 1) :] if self._longest > 1 else ""
         return None
+
+
+class _StopMatcher:
+    def __init__(self, detokenizer: Detokenizer, strings: Sequence[str]) -> None:
+        self._detokenizer, self._strings = detokenizer, strings
+        self._longest = max(map(len, strings))
+        self._tail = ""
+
+    def push(self, token_id: int) -> bool:
+        """Whether this token completes a stop string."""
+        self._tail += self._detokenizer.push(token_id)
+        is_complete = any(string in self._tail for string in self._strings)
+        self._tail = self._tail[-(self._longest - 1) :] if self._longest > 1 else ""
+        return is_complete
 
 
 class Retokenizer:

@@ -132,3 +132,24 @@ def test_stop_strings_equal_a_search_of_the_whole_text(
     ends = [text.find(string) + len(string) for string in strings if string in text]
     assert found == min((len(text[:end].encode()) for end in ends), default=None)
     assert whole_text(tokenizer, ids, limits) == text[: min(places, default=None)]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("ab<|user|>cd", "<|user|>", "ab"),
+        ("ab<|system|>cd\n<|user|>ef", "\n<|user|>", "abcd"),
+        ("ab<|user|>\n\ncd", "<|user|>\n", "ab"),
+    ],
+)
+def test_a_stop_string_with_a_special_token_ends_the_text(
+    text: str, stop: str, shown: str, chunk: int
+) -> None:
+    """Though the text never shows that token."""
+    tokenizer, limits = byte_tokenizer(), Limits(stop=(stop,))
+    ids, stops = tokenizer.encode(text), StopStrings(byte_tokenizer(), limits)
+    counts = (stops.push(ids[at : at + chunk]) for at in range(0, len(ids), chunk))
+    ends = [at * chunk + count for at, count in enumerate(counts) if count is not None]
+    whole = tokenizer.encode(text[: text.find(stop) + len(stop)])
+    assert ends[:1] == [len(whole)] and whole_text(tokenizer, whole, limits) == shown
