@@ -221,8 +221,12 @@ class HeadCheckpoint:
                 f"{self.location} has {count} layers (layers.N.…), but this method's networks have "
                 f"{'1' if most == 1 else f'1 to {most}'}. Choose another method or checkpoint."
             )
-        self.agree(num_hidden_layers=count)
-        kinds = config.layer_types or FULL[:1] * count
+        kinds = config.layer_types
+        if most > 1:
+            self.agree(num_hidden_layers=count)
+        elif config.num_hidden_layers not in (None, count):
+            kinds = ()  # the config of a target, which EAGLE's own code reads its sizes from
+        kinds = kinds or FULL[:1] * count
         if len(kinds) != count or not set(kinds) <= ATTENTION:
             raise DrafterError(
                 f"{self.location}: layer_types in config.json must name {count} layers, each one "

@@ -168,7 +168,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("EAGLE-3, tiny", {"layer_types": SLIDING}, "no sliding_window. Add it"),
     ("EAGLE-3, tiny", {"layer_types": 2 * SLIDING}, "layer_types .* must name 1 layers"),
     ("EAGLE-3, tiny", {"partial_rotary_factor": 0.1}, "must rotate an even number"),
-    ("EAGLE-3, tiny", {"num_hidden_layers": 2}, "num_hidden_layers .* must be 1, got 2"),
     ("EAGLE-3, tiny", {"hidden_size": 48}, "hidden_size in config.json must be 32, got 48"),
     ("EAGLE-3, tiny", {"draft_vocab_size": 21}, "draft_vocab_size .* must be 64, got 21"),
     ("EAGLE-3, tiny", {"target_hidden_size": 64}, "target_hidden_size .* must be 32, got 64"),
@@ -214,6 +213,16 @@ def test_what_a_config_says_is_refused(
     checkpoint.change(**changes)
     with pytest.raises((DrafterError, VocabularyError), match=words):
         checkpoint.build()
+
+
+def test_an_eagle_head_with_the_config_of_its_target_has_the_layers_of_its_tensors(
+    tmp_path: Path,
+) -> None:
+    """Some publishers copy it; the papers' own code never reads how many layers it has."""
+    checkpoint = Checkpoint("EAGLE-3, tiny", tmp_path)
+    checkpoint.change(num_hidden_layers=9, layer_types=["full_attention"] * 9)
+    drafter = checkpoint.build()
+    judges.write(checkpoint.target, drafter, [7, 8, 9, 7, 8], tokens=4)
 
 
 @pytest.mark.parametrize(
