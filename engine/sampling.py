@@ -88,7 +88,8 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     # Not `blocks[block]`: an index without dimensions is read by the host.
     chosen = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, BLOCK))
     index, _ = _locate(chosen[..., 0, :].double(), left)
-    return block * BLOCK + index
+    # Probabilities that are not finite select the last block's padding.
+    return (block * BLOCK + index).clamp_max(probs.shape[-1] - 1)
 
 
 def _blocks(probs: Tensor) -> Tensor:
