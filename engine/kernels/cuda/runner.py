@@ -116,7 +116,7 @@ class GraphRunner(Forward):
         self._store = CacheStore(int(config.num_hidden_layers))
         self._inputs: dict[int, StaticInputs] = {}
         self._graphs: dict[Bucket, Graph[TargetOutput]] = {}
-        self._addresses: tuple[int, ...] = ()
+        self._layout: tuple[int, ...] = ()
         self._cache: StaticCache | None = None
 
     # ---- what it is
@@ -169,10 +169,11 @@ class GraphRunner(Forward):
         self, bucket: Bucket, inputs: StaticInputs, cache: StaticCache
     ) -> TargetOutput | None:
         """Results of all rows of the bucket, in the graph's memory; None if capturing failed."""
-        addresses = tuple(buffer.data_ptr() for buffer in cache.buffers)
-        if addresses != self._addresses:  # the buffers have grown
+        # Larger buffers may begin where smaller ones did; their strides differ.
+        layout = (cache.capacity, *(buffer.data_ptr() for buffer in cache.buffers))
+        if layout != self._layout:
             self._graphs.clear()
-            self._addresses = addresses
+            self._layout = layout
         self._cache = cache
         try:
             if bucket not in self._graphs:

@@ -20,6 +20,7 @@ from engine.tree import TreeShape
 from tests.engine.cuda.tape import Tape
 from tests.engine.cuda.targets import FAMILIES, captured, model_of, plain, runner_of
 from tests.engine.device.conftest import device as device
+from tests.engine.device.pretend import pretend_device
 from tests.engine.drafters.judges import write
 from tests.engine.methods import drafter_for
 from tests.engine.scripted import ALL, assert_same_walk
@@ -138,6 +139,19 @@ def test_a_growing_cache_keeps_its_rows_and_forgets_its_graphs() -> None:
     first.free()
     assert_same_walk(ours, theirs, (), prompts=(200, 1, 60, 3, 300, 8, 1))
     assert {size.context for size in runner_of(ours).buckets} == {768}
+
+
+def test_a_cache_that_grows_at_its_old_address_forgets_its_graphs() -> None:
+    model = model_of("llama", **LONG)
+    theirs = plain(model)
+    with pretend_device(reuses_block=True) as device:
+        ours = captured(model.to(device))
+        assert_same_walk(ours, theirs, [1, 8], prompts=[20], room=100)
+        small = runner_of(ours)._store.buffers[0]
+        address, strides = small.data_ptr(), small.stride()
+        assert_same_walk(ours, theirs, [1, 8], prompts=[20], room=700)
+        (large,) = runner_of(ours)._store.buffers
+        assert large.data_ptr() == address and large.stride() != strides
 
 
 def test_contexts_take_the_smallest_size_that_holds_them() -> None:
