@@ -38,6 +38,7 @@ from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.drafters.texts import MAX_LOGIT_ROWS, UNRANKED, TargetTrace
 from engine.metrics import common_len
+from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.model.text import REPLACEMENT, Retokenizer, SharedTokens, common_vocabulary
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
@@ -144,7 +145,8 @@ class ModelDrafter(Drafter):
     def __init__(self, target: Target, model: Target, *, rewinds: int = 0) -> None:
         """`rewinds`: as `Target.new_cache`."""
         self.model, self._device, self._rewinds = model, target.device, rewinds
-        self._cache, self._ids, self._keeps = model.new_cache(0), [], False
+        # Until a text begins; one of the model's own would hold what its graphs write to.
+        self._cache, self._ids, self._keeps = TreeCache(0), [], False
 
     def start(self, start: Start) -> None:
         super().start(start)

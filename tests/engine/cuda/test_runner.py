@@ -21,6 +21,7 @@ from tests.engine.cuda.tape import Tape
 from tests.engine.cuda.targets import FAMILIES, captured, model_of, plain, runner_of
 from tests.engine.device.conftest import device as device
 from tests.engine.device.pretend import pretend_device
+from tests.engine.device.runs import PROMPT
 from tests.engine.drafters.judges import write
 from tests.engine.methods import drafter_for
 from tests.engine.scripted import ALL, assert_same_walk
@@ -152,6 +153,14 @@ def test_a_cache_that_grows_at_its_old_address_forgets_its_graphs() -> None:
         assert_same_walk(ours, theirs, [1, 8], prompts=[20], room=700)
         (large,) = runner_of(ours)._store.buffers
         assert large.data_ptr() == address and large.stride() != strides
+
+
+def test_a_draft_models_first_text_is_run_by_graphs() -> None:
+    target, small = plain(model_of("llama", eos_token_id=None)), captured(model_of("llama"))
+    drafter = drafter_for(target, "draft-model", small=small)
+    another = drafter_for(target, "draft-model", small=small)
+    write(target, drafter, list(PROMPT), tokens=8)
+    assert runner_of(small).buckets and another.has_network
 
 
 def test_contexts_take_the_smallest_size_that_holds_them() -> None:
