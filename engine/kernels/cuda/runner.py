@@ -32,6 +32,8 @@ MAX_PRODUCT_ROWS = 128
 """Query rows per key/value head up to which attention is computed by matrix products."""
 MASKED_SCORE = -30000.0
 """Added to masked scores; finite, so that every row has a maximum."""
+MAX_GRAPHS = 32
+"""The most graphs kept, those used last; each holds its results, up to tens of megabytes."""
 
 
 def row_bucket(rows: int) -> int | None:
@@ -123,7 +125,7 @@ class GraphRunner(Forward):
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The captured buckets."""
+        """The captured buckets, the least recently used first."""
         return tuple(self._graphs)
 
     def environment(self) -> dict[str, Any]:
@@ -176,16 +178,22 @@ class GraphRunner(Forward):
             self._layout = layout
         self._cache = cache
         try:
-            if bucket not in self._graphs:
-                run = functools.partial(self._run, bucket, inputs)
-                self._graphs[bucket] = self._capturer.capture(run)
-            self._graphs[bucket].replay()
-            return self._graphs[bucket].results
+            graph = self._graphs.pop(bucket, None) or self._capture(bucket, inputs)
+            self._graphs[bucket] = graph
+            graph.replay()
+            return graph.results
         except CaptureError as error:
             self._disable(str(error))
             return None
         finally:
             self._cache = None
+
+    def _capture(self, bucket: Bucket, inputs: StaticInputs) -> Graph[TargetOutput]:
+        """Capture a graph in place of the least recently used one."""
+        graph = self._capturer.capture(functools.partial(self._run, bucket, inputs))
+        if len(self._graphs) == MAX_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return graph
 
     def _run(self, bucket: Bucket, inputs: StaticInputs) -> TargetOutput:
         """The function captured: a forward over the inputs and the current cache's buffers."""
@@ -207,18 +215,20 @@ class GraphRunner(Forward):
 
     def _disable(self, fault: str) -> None:
         self._fault, self.name = fault, self._modules.name
-        self._graphs.clear()
-        self._inputs.clear()
+        self._release()
         LOG.warning("Verifying without %s from here on: %s", self._capturer.name, fault)
 
     def output(self, hidden: Tensor) -> Tensor:
         return self._modules.output(hidden)
 
     def close(self) -> None:
+        self._release()
+        self._modules.close()
+
+    def _release(self) -> None:
         self._graphs.clear()
         self._inputs.clear()
         self._store.clear()
-        self._modules.close()
 
 
 def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.kernels.cuda import runner
+from engine.kernels.cuda.graphs import CaptureError
 from engine.kernels.cuda.runner import ROWS, GraphRunner, StaticInputs, row_bucket
 from engine.kernels.cuda.static_cache import context_bucket
 from engine.model import loading, plan
@@ -161,6 +164,30 @@ def test_a_draft_models_first_text_is_run_by_graphs() -> None:
     another = drafter_for(target, "draft-model", small=small)
     write(target, drafter, list(PROMPT), tokens=8)
     assert runner_of(small).buckets and another.has_network
+
+
+def test_the_graphs_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_GRAPHS", 3)
+    model = model_of("llama")
+    theirs, ours = plain(model), captured(model)
+    assert_same_walk(ours, theirs, [1, 8, 12, 1, 6, 24, 1], prompts=[9])
+    assert [bucket.rows for bucket in runner_of(ours).buckets] == [6, 24, 1]
+
+
+def test_a_failed_capture_frees_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Tape, run: object) -> None:
+        raise CaptureError("out of memory")
+
+    monkeypatch.setattr(Tape, "capture", fail)
+    ours = captured(model_of("llama"))
+    cache = ours.new_cache(64)
+    ours.prefill([1, 2, 3], cache, Needs())
+    buffer = weakref.ref(cache.buffers[0])
+    ours.verify(Proposal(torch.tensor([5]), TreeShape.chain(0)), cache, ALL)
+    assert "given up" in ours.environment()["cuda_graphs"]
+    assert buffer() is not None, "the text goes on with it"
+    cache.free()
+    assert buffer() is None
 
 
 def test_contexts_take_the_smallest_size_that_holds_them() -> None:
