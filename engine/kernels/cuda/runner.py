@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kernels.cuda.graphs import CaptureError, CudaGraphs, Graph
 from engine.kernels.cuda.static_cache import CacheStore, StaticCache, context_bucket
 from engine.model.cache import TreeCache
+from engine.model.clock import clock_stopped
 from engine.model.forward import Forward, MaskBuilder, ModulesForward, Rows
 from engine.model.recurrent import recurrent_layers
 from engine.proposal import Needs, TargetOutput
@@ -189,8 +190,9 @@ class GraphRunner(Forward):
             self._cache = None
 
     def _capture(self, bucket: Bucket, inputs: StaticInputs) -> Graph[TargetOutput]:
-        """Capture a graph in place of the least recently used one."""
-        graph = self._capturer.capture(functools.partial(self._run, bucket, inputs))
+        """Capture a graph in place of the least recently used one, in time that is not counted."""
+        with clock_stopped(self._device):
+            graph = self._capturer.capture(functools.partial(self._run, bucket, inputs))
         if len(self._graphs) == MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return graph
