@@ -69,7 +69,7 @@ def load_target(
 
     Args:
         dtype: `auto` = a GGUF file's own quantization on CPUs that the compiled kernels run on,
-            else bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
+            else bfloat16 where the device computes in it natively, else float16, on CPUs float32.
         device: `auto` = CUDA if available, else the CPU; any torch device string, or several
             devices in the syntax of `placement`.
         cache_dir: for fetched weights, tokenizers of GGUF files and compiled kernels.
