@@ -42,7 +42,7 @@ from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.model.text import REPLACEMENT, Retokenizer, SharedTokens, common_vocabulary
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
-from engine.sampling import SeededDraws, inverse_cdf, probabilities
+from engine.sampling import SeededDraws, inverse_cdf, probabilities, upload_numbers
 from engine.steps import Bypass
 from engine.tree import TreeShape, upload
 
@@ -196,7 +196,7 @@ class ChainDrafter(ModelDrafter):
         tokens, probs, distributions = list[Tensor](), list[Tensor](), list[Tensor]()
         samples = self._config.use_draft_probs and not self._sampling.greedy
         numbers = [self._draws.uniform() for _ in range(length)] if samples else []
-        uniforms = upload(torch.tensor(numbers, dtype=torch.float64), self.model.device)
+        uniforms = upload_numbers(numbers, self.model.device)
         # The root is fed again, so that there is a row to draft from.
         self._cache.truncate(len(self._ids) - 1)
         inputs = upload(torch.tensor(self._ids[self._cache.length :]), self.model.device)

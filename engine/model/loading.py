@@ -242,8 +242,9 @@ def _fast_forward(
         return None, {"placement": "several devices, one after another"}
     if model.device.type != "cpu":
         fuse_norms(model)
-        may_capture = plan.spec.cuda_graphs
-        reason = runner.unsupported_reason(model) if may_capture else "switched off"
+        reason = runner.unsupported_reason(model) if plan.spec.cuda_graphs else "switched off"
+        if not CudaGraphs.run_on(model.device):
+            reason = f"{model.device.type} has none"
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}

@@ -45,6 +45,11 @@ class CudaGraphs:
         """Which all graphs share; it dies with the last of them."""
         self._alive: weakref.WeakSet[Graph[Any]] = weakref.WeakSet()
 
+    @staticmethod
+    def run_on(device: torch.device) -> bool:
+        """Whether a device has graphs; ROCm's is called `cuda`, too."""
+        return device.type == "cuda"
+
     def capture(self, run: Callable[[], T]) -> Graph[T]:
         """Capture a function; its results are valid after the first replay.
 

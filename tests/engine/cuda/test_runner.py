@@ -77,7 +77,7 @@ def test_loading_keeps_what_is_faster_and_says_so(
         return seconds["graphs" if isinstance(target._forward, GraphRunner) else "operators"]
 
     monkeypatch.setattr(plan, "pick_device", lambda name: torch.device(name))
-    monkeypatch.setattr(loading, "CudaGraphs", lambda device: Tape())
+    monkeypatch.setattr(loading, "CudaGraphs", Tape)
     monkeypatch.setattr(loading, "plain_step_s", step_s)
     spec = TargetSpec(name="tiny", path=str(save_tiny(tmp_path / "tiny")))
     target = load_target(spec, dtype="float32", device=str(device), cache_dir=tmp_path)

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.model import clock
+from engine.model import clock, plan
+from engine.model.loading import load_target
 from engine.model.plan import pick_dtype
+from engine.model.sources import TargetSpec
+from engine.sampling import widest_float
+from tests.engine.device.pretend import pretend_device
+from tests.engine.device.runs import run
+from tests.engine.device.test_methods import WAYS
+from tests.engine.methods import METHODS, drafter_for, moved, target_of
+from tests.models import load_tiny, save_tiny
 
 CARDS = {0: (8, 6), 1: (7, 5)}
 """Compute capability of two cards, the first of which is the current one."""
+
+
+@pytest.fixture
+def no_float64() -> Iterator[torch.device]:
+    with pretend_device(float64=False) as device:
+        widest_float.cache_clear()
+        yield device
+    widest_float.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -42,3 +60,32 @@ def test_timestamps_are_recorded_on_their_own_device(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {device}")
     event: Any = clock.now(torch.device("cuda", 1))[0]
     assert event.stream == "that of cuda:1"
+
+
+def test_an_accelerator_without_graphs_and_float64_runs_a_target(
+    no_float64: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plan, "pick_device", lambda name: torch.device(name))
+    folder = save_tiny(tmp_path / "tiny")
+    spec = TargetSpec(name="tiny", path=str(folder))
+    target = load_target(spec, dtype="float32", device=str(no_float64), cache_dir=tmp_path)
+    assert target.environment()["forward"] == "transformers' modules"
+    assert target.environment()["cuda_graphs"] == "not used: pretend has none"
+    expected = run(load_tiny(folder), drafter_for(target_of("ngram"), "ngram")).output
+    assert run(target, drafter_for(target, "ngram")).output == expected
+
+
+@pytest.mark.parametrize("way", [pytest.param("greedy", marks=pytest.mark.slow), "tokens", "block"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("draft-model", "eagle") else pytest.mark.slow)
+        for name in METHODS
+    ],
+)
+def test_a_method_drafts_without_float64(name: str, way: str, no_float64: torch.device) -> None:
+    own = target_of(name)
+    expected = run(own, drafter_for(own, name), WAYS[way])
+    target = moved(own, no_float64)
+    result = run(target, drafter_for(target, name), WAYS[way])
+    assert result.output == expected.output
