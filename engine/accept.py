@@ -21,7 +21,7 @@ from engine.config import Sampling
 from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal, TargetOutput
 from engine.readout import block_columns, tree_columns
-from engine.sampling import NOT_FINITE, SeededDraws, normalize, probabilities
+from engine.sampling import NOT_FINITE, SeededDraws, normalize, probabilities, widest_float
 from engine.tree import TreeShape, upload
 
 
@@ -86,8 +86,9 @@ class VerifiedTree:
         parts = [proposal.tokens, best, probs, largest, *columns]
         if proposal.draft_probs is not None:
             parts.append(proposal.draft_probs)
-        # One tensor, one wait; float64 holds every id and every float32 exactly.
-        numbers = iter(torch.cat([part.double() for part in parts]).tolist())
+        # One tensor, one wait.
+        wide = widest_float(logits.device)
+        numbers = iter(torch.cat([part.to(wide) for part in parts]).tolist())
         values = [list(islice(numbers, len(part))) for part in parts]
         return cls(
             [int(token) for token in values[0]],

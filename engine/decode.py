@@ -15,7 +15,6 @@ The loop knows token ids only; its callers decode them to text.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ from engine.config import Limits, Sampling
 from engine.constraint import build_constraint
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
-from engine.model.clock import PhaseClock
+from engine.model.clock import PhaseClock, time_s
 from engine.model.prefixes import PrefixSession
 from engine.model.reading import collection_paused
 from engine.model.target import Target
@@ -123,7 +122,7 @@ class _Generation:
         prefix_caching: bool,
     ) -> None:
         self.constraint = build_constraint(target, sampling)
-        self.began_s = time.perf_counter()
+        self.began_s = time_s()
         self.target, self.drafter = target, drafter
         self.prompt_ids, self.sampling, self.limits = list(prompt_ids), sampling, limits
         self.rule = drafter.rule(sampling)
@@ -163,7 +162,7 @@ class _Generation:
         self.rule.read([*self.prompt_ids, root])
         self.constraint.commit([root])
         self.text.append([root])
-        ttft_s = time.perf_counter() - self.began_s
+        ttft_s = time_s() - self.began_s
         settings = (self.sampling, self.draws, self.limits, self.num_cached)
         self._start = Start(self.prompt_ids, root, output, *settings)
         return Prefill(root, len(self.prompt_ids), ttft_s, self.num_cached or 0)
@@ -218,7 +217,7 @@ class _Generation:
             verify_s=verify_s,
             accept_s=accept_s,
             other_s=max(rollback_s, total_s - draft_s - verify_s - accept_s),
-            at_s=time.perf_counter() - self.began_s,
+            at_s=time_s() - self.began_s,
             decision=proposal.decision,
             expected=proposal.expected,
             bypass=self._bypass(drafted, proposal),

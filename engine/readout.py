@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config import Sampling
 from engine.proposal import DraftDists, Proposal
-from engine.sampling import SeededDraws, inverse_cdf, normalize, probabilities
+from engine.sampling import SeededDraws, inverse_cdf, normalize, probabilities, upload_numbers
 from engine.tree import TreeShape, upload
 
 Columns = tuple[Tensor, Tensor, Tensor]
@@ -40,8 +40,8 @@ def tree_columns(
         _take_sampled(proposal, proposal.dists, probs, target, draft)
     num_used = _num_draws(proposal.shape)
     numbers = draws.peek(max(num_used) + 1)
-    uniform = torch.tensor([numbers[i] for i in num_used], dtype=torch.float64)
-    return target, draft, _sample_rows(probs, upload(uniform, logits.device))
+    uniform = upload_numbers([numbers[i] for i in num_used], logits.device)
+    return target, draft, _sample_rows(probs, uniform)
 
 
 def _take_deterministic(proposal: Proposal, probs: Tensor, target: Tensor) -> None:
@@ -96,21 +96,22 @@ def block_columns(
     probs = probabilities(logits, sampling)
     (rows,) = _index(device, [proposal.dists.row_of_parent[node] for node in range(num_drafted)])
     draft_probs, tokens = proposal.dists.probs[rows], proposal.tokens[1:, None]
-    target = probs[:-1].gather(1, tokens)[:, 0].double()
-    draft = draft_probs.gather(1, tokens)[:, 0].double()
-    chain = [torch.ones((), dtype=torch.float64, device=device)]
+    numbers = upload_numbers(draws.peek(num_drafted + 1), device)
+    wide = numbers.dtype
+    target = probs[:-1].gather(1, tokens)[:, 0].to(wide)
+    draft = draft_probs.gather(1, tokens)[:, 0].to(wide)
+    chain = [torch.ones((), dtype=wide, device=device)]
     for i in range(num_drafted):
         chance = (chain[-1] * target[i] / draft[i]).clamp_max(1.0)
         chain.append(torch.where(draft[i] > 0, chance, 0.0))
     chances = torch.stack(chain)
     residual = (chances[:-1, None].float() * probs[:-1] - draft_probs).clamp_min(0.0)
-    mass = residual.sum(dim=-1).double()
+    mass = residual.sum(dim=-1).to(wide)
     total = mass + 1 - chances[:-1]
     accept_probs = torch.cat([torch.where(total > 0, mass / total, 1.0), chances[-1:]])
     next_probs = torch.cat([normalize(residual, probs[:-1]), probs[-1:]])
     # The first impossible draft ends the walk, and with it the use of random numbers.
     num_used = (chances[1:] > 0).sum()
-    numbers = upload(torch.tensor(draws.peek(num_drafted + 1), dtype=torch.float64), device)
     uniform = numbers.gather(0, num_used[None]).expand(num_drafted + 1)
     return chances, accept_probs, _sample_rows(next_probs, uniform)
 

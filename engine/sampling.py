@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch.nn.functional import pad
 
 from engine.config import Sampling
 from engine.errors import TargetError
+from engine.tree import upload
 
 NOT_FINITE = (
     "The model's logits are not finite, so no token can be chosen. Load it with dtype float32 or "
@@ -21,6 +24,22 @@ NUCLEUS_CANDIDATES = 1024
 """Top tokens in which the nucleus is looked for first; it seldom has more."""
 BLOCK = 256
 """Probabilities that `inverse_cdf` sums at a time."""
+
+
+@functools.cache
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on devices without it, such as MPS; both hold ids of tokens exactly."""
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.ones(1, dtype=torch.float64, device=device).sum()
+        except (RuntimeError, TypeError):
+            return torch.float32
+    return torch.float64
+
+
+def upload_numbers(numbers: Sequence[float], device: torch.device) -> Tensor:
+    """As `upload`, in the widest float of the device."""
+    return upload(torch.tensor(numbers, dtype=widest_float(device)), device)
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -83,11 +102,12 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     Example: probs `[0.2, 0.0, 0.8]` → 0 below 0.2, else 2.
     """
     blocks = _blocks(probs)
-    sums = blocks.sum(dim=-1, dtype=torch.float64)
-    block, left = _locate(sums, uniform.double() * sums.sum(dim=-1))
+    wide = widest_float(probs.device)
+    sums = blocks.sum(dim=-1, dtype=wide)
+    block, left = locate(sums, uniform.to(wide) * sums.sum(dim=-1))
     # Not `blocks[block]`: an index without dimensions is read by the host.
     chosen = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, BLOCK))
-    index, _ = _locate(chosen[..., 0, :].double(), left)
+    index, _ = locate(chosen[..., 0, :].to(wide), left)
     # Probabilities that are not finite select the last block's padding.
     return (block * BLOCK + index).clamp_max(probs.shape[-1] - 1)
 
@@ -101,11 +121,11 @@ def _blocks(probs: Tensor) -> Tensor:
     return blocks
 
 
-def _locate(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+def locate(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """The weight that holds a point, all laid end to end, never an empty one; and its offset there.
 
     Args:
-        weights: `(…, n)` float64. at: `(…)`, from 0 to their sum, up to rounding.
+        weights: `(…, n)`, of `widest_float`. at: `(…)`, from 0 to their sum, up to rounding.
     """
     ends = weights.cumsum(dim=-1)
     at = torch.minimum(at, torch.nextafter(ends[..., -1], torch.zeros_like(at))).clamp_min(0.0)
@@ -146,7 +166,7 @@ class SeededDraws:
 
 
 def _locate_on_host(ends: list[float], at: float) -> tuple[int, float]:
-    """`_locate` by the sums up to each weight."""
+    """`locate` by the sums up to each weight."""
     at = max(0.0, min(at, math.nextafter(ends[-1], 0.0)))
     index = min(bisect_right(ends, at), len(ends) - 1)
     return index, at - (ends[index - 1] if index else 0.0)

@@ -299,8 +299,8 @@ def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     Args:
         values: must not be changed afterwards.
     """
-    if device.type == "cpu":
-        return values
+    if device.type in ("cpu", "mps"):  # on MPS, torch cannot pin memory
+        return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 

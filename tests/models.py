@@ -207,6 +207,7 @@ def alike(family: str = "llama", noise: float = 0.02, **overrides: Any) -> Targe
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    prepare_attention(model)
     return Target(model, tiny_tokenizer(), name="alike")
 
 

@@ -42,7 +42,7 @@ from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.model.text import REPLACEMENT, Retokenizer, SharedTokens, common_vocabulary
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
-from engine.sampling import SeededDraws, inverse_cdf, probabilities
+from engine.sampling import SeededDraws, inverse_cdf, probabilities, upload_numbers
 from engine.steps import Bypass
 from engine.tree import TreeShape, upload
 
@@ -145,7 +145,8 @@ class ModelDrafter(Drafter):
     def __init__(self, target: Target, model: Target, *, rewinds: int = 0) -> None:
         """`rewinds`: as `Target.new_cache`."""
         self.model, self._device, self._rewinds = model, target.device, rewinds
-        self._cache, self._ids, self._keeps = model.new_cache(0), [], False
+        # Until a text begins; one of the model's own would hold what its graphs write to.
+        self._cache, self._ids, self._keeps = TreeCache(0), [], False
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -196,7 +197,7 @@ class ChainDrafter(ModelDrafter):
         tokens, probs, distributions = list[Tensor](), list[Tensor](), list[Tensor]()
         samples = self._config.use_draft_probs and not self._sampling.greedy
         numbers = [self._draws.uniform() for _ in range(length)] if samples else []
-        uniforms = upload(torch.tensor(numbers, dtype=torch.float64), self.model.device)
+        uniforms = upload_numbers(numbers, self.model.device)
         # The root is fed again, so that there is a row to draft from.
         self._cache.truncate(len(self._ids) - 1)
         inputs = upload(torch.tensor(self._ids[self._cache.length :]), self.model.device)

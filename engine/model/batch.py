@@ -144,14 +144,15 @@ class _PaddedBatch(Cache):
             keys, values = (x.new_zeros(shape) for x, shape in zip(new, shapes, strict=True))
             self._kv[layer_idx] = keys, values
         if self._beginnings is not None:
+            beginnings = self._beginnings.to(key_states.device)
             for buffer, states in zip(self._kv[layer_idx], new, strict=True):
-                buffer[self._beginnings, :, : states.shape[2]] = states
+                buffer[beginnings, :, : states.shape[2]] = states
             return new
         keys, values = self._kv[layer_idx]
-        count = len(key_states)
+        count, columns = len(key_states), self._columns.to(keys.device)
         rows = torch.arange(count, device=keys.device)[:, None]
-        keys[rows, :, self._columns] = key_states.transpose(1, 2)
-        values[rows, :, self._columns] = value_states.transpose(1, 2)
+        keys[rows, :, columns] = key_states.transpose(1, 2)
+        values[rows, :, columns] = value_states.transpose(1, 2)
         return keys[:count, :, : self._width], values[:count, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

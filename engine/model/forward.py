@@ -189,10 +189,10 @@ class ModulesForward(Forward):
         if self._counts_rows:
             numbers = torch.arange(len(positions), device=positions.device)
             cache.position_shifts = positions - numbers - cache.length
-        logits_to_keep: int | Tensor = 1 if last_only else 0
+        logits_to_keep: int | slice = 1 if last_only else 0
         if last_only and self._skips_rows and (needs.hidden or needs.layers):
             # Given an int, Gemma's shared layers skip all rows but the last.
-            logits_to_keep = torch.tensor([len(tokens) - 1], device=tokens.device)
+            logits_to_keep = slice(-1, None)
         out = self._model(
             input_ids=tokens[None],
             attention_mask=mask,
@@ -202,12 +202,12 @@ class ModulesForward(Forward):
             cache=cache,
             **({"position_ids": positions[None]} if self._takes_positions else {}),
         )
-        return TargetOutput(out.logits[0], *self._features.take())
+        return TargetOutput(out.logits[0], *self._features.take(tokens.device))
 
     def output(self, hidden: Tensor) -> Tensor:
         assert self._model is not None
         logits: Tensor = self._model.get_output_embeddings()(hidden)
-        return logits
+        return logits.to(hidden.device)
 
     def close(self) -> None:
         self._features.close()
@@ -408,13 +408,17 @@ class FeatureTap:
             self._hooks.append(hook)
         self._installed = needs
 
-    def take(self) -> tuple[Tensor | None, Tensor | None]:
-        """`hidden (rows, hidden)` and `layers (rows, k * hidden)` of the forward just run."""
+    def take(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """`hidden (rows, hidden)` and `layers (rows, k * hidden)` of the forward just run.
+
+        Args:
+            device: where they go; layers may be on several.
+        """
         hidden, self._hidden = self._hidden, None
-        layers = [self._inputs[i][0] for i in self._installed.layers]
+        layers = [self._inputs[i][0].to(device) for i in self._installed.layers]
         self._inputs.clear()
         return (
-            None if hidden is None else hidden[0],
+            None if hidden is None else hidden[0].to(device),
             torch.cat(layers, dim=-1) if layers else None,
         )
 

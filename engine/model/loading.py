@@ -70,7 +70,7 @@ def load_target(
 
     Args:
         dtype: `auto` = a GGUF file's own quantization on CPUs that the compiled kernels run on,
-            else bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
+            else bfloat16 where the device computes in it natively, else float16, on CPUs float32.
         device: `auto` = CUDA if available, else the CPU; any torch device string, or several
             devices in the syntax of `placement`.
         cache_dir: for fetched weights, tokenizers of GGUF files and compiled kernels.
@@ -245,8 +245,9 @@ def _fast_forward(
         return None, {"placement": "several devices, one after another"}
     if model.device.type != "cpu":
         fuse_norms(model)
-        may_capture = plan.spec.cuda_graphs
-        reason = runner.unsupported_reason(model) if may_capture else "switched off"
+        reason = runner.unsupported_reason(model) if plan.spec.cuda_graphs else "switched off"
+        if not CudaGraphs.run_on(model.device):
+            reason = f"{model.device.type} has none"
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}

@@ -16,6 +16,8 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from engine.model.placement import in_memory
+
 
 class Packed(nn.Module, ABC):
     """Replaces a module whose matrix is packed.
@@ -93,16 +95,20 @@ class PackedLinear(Packed):
         return plain
 
 
-def weight_of(module: nn.Module) -> Tensor:
-    """A module's matrix, detached; a packed one is unpacked."""
-    weight = module.weight
+def weight_of(module: nn.Module, name: str = "weight") -> Tensor:
+    """A module's matrix, detached; a packed one is unpacked, one that is on disk is read."""
+    with in_memory(module):
+        weight = getattr(module, name)
     assert isinstance(weight, Tensor)
     return weight.detach()
 
 
-def weight_rows(module: nn.Module, ids: Tensor) -> Tensor:
-    """Rows `(n, in)` of a module's matrix; of a packed one, only these are unpacked."""
-    return module.rows(ids) if isinstance(module, Packed) else weight_of(module)[ids]
+def weight_rows(module: nn.Module, ids: Tensor, name: str = "weight") -> Tensor:
+    """Rows `(n, …)` of a module's matrix, on the device of `ids`; only these are unpacked."""
+    if isinstance(module, Packed) and name == "weight":
+        return module.rows(ids)
+    weight = weight_of(module, name)
+    return weight[ids.to(weight.device)].to(ids.device)
 
 
 def num_weights(model: nn.Module) -> int:

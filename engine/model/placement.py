@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import psutil
 import torch
 import transformers
+from torch import nn
 
 from engine.errors import ConfigError, OutOfMemoryError
 
@@ -88,6 +90,14 @@ def place_layers(
             "device, such as cpu or disk, or choose a smaller dtype."
         )
     return Placement(device_map, shares)
+
+
+def in_memory(module: nn.Module) -> AbstractContextManager[None]:
+    """A context in which a module's own weights are in memory, wherever they were placed."""
+    from accelerate.utils.modeling import align_module_device
+
+    context: AbstractContextManager[None] = align_module_device(module)
+    return context
 
 
 def _share(device: str, num_bytes: int, limit_bytes: int | None) -> str:

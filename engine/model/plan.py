@@ -249,8 +249,12 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
         return dtype
+    if device.type == "cpu":
+        flags = torch.cpu.get_capabilities()
+        has_bf16 = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+        return torch.bfloat16 if has_bf16 else torch.float32
+    has_bf16 = device.type == "xpu"
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    flags = torch.cpu.get_capabilities()
-    has_bf16 = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
-    return torch.bfloat16 if has_bf16 else torch.float32
+        # `is_bf16_supported` includes emulation, and asks the current card.
+        has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.bfloat16 if has_bf16 else torch.float16

@@ -70,13 +70,14 @@ class LMHead:
     def of(cls, target: Target, vocabulary: Vocabulary) -> LMHead:
         """The target's output matrix, restricted to a vocabulary."""
         head, ids = target.lm_head, vocabulary.ids
-        bias = getattr(head, "bias", None)
-        bias = None if bias is None else bias.detach()
-        if ids is None:
-            weight = weight_of(head)
-        else:
-            weight, bias = weight_rows(head, ids), None if bias is None else bias[ids]
-        return cls(weight, bias, LogitTransform.of(target.config))
+
+        def part(name: str) -> Tensor:
+            if ids is not None:
+                return weight_rows(head, ids, name)
+            return weight_of(head, name).to(target.device)
+
+        bias = None if getattr(head, "bias", None) is None else part("bias")
+        return cls(part("weight"), bias, LogitTransform.of(target.config))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ from engine.drafters.method import MethodConfig
 from engine.model.checkpoints import INT8_QUANTIZATION, quantize, read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.target import Target
+from engine.sampling import widest_float
 from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction
 from engine.training.packs import Pack, frequent_tokens
 
@@ -189,6 +190,6 @@ class Student(nn.Module):
 
 def principal_directions(matrix: Tensor, count: int) -> Tensor:
     """The first `count` right singular vectors `(columns, count)` of a `(rows, columns)` matrix."""
-    gram = matrix.double().T @ matrix.double()
-    vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
+    wide = matrix.to(widest_float(matrix.device))
+    vectors: Tensor = torch.linalg.eigh(wide.T @ wide).eigenvectors
     return vectors[:, -count:].flip(-1).to(matrix.dtype)

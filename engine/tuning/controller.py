@@ -28,7 +28,6 @@ of tokens that it did not sample, never from the target's output at this step.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -36,6 +35,7 @@ from engine.accept import Rule
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.method import MethodConfig
+from engine.model.clock import time_s
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
 from engine.tree import MAX_NODES
@@ -88,7 +88,7 @@ class ControlledDrafter(Drafter):
         target: Target,
         experience: Experience,
         *,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time_s,
         save: Callable[[Experience], None] = lambda experience: None,
     ) -> None:
         self.inner, self._device = inner, target.device

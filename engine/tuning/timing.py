@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from engine.drafters.base import Drafter, Start
 from engine.errors import TargetError
 from engine.model.batch import TextBatch
 from engine.model.cache import TreeCache
+from engine.model.clock import synchronize, time_s
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal, SharedRows, TargetOutput
 from engine.sampling import SeededDraws
@@ -61,9 +61,9 @@ def measure_curve(
     with target.new_cache(context_len + max(rows)) as cache:
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
-        began_s = time.perf_counter()
+        began_s = time_s()
         while len(times_s) <= repeats or not _is_steady(times_s[1:]):
-            if len(times_s) > repeats and time.perf_counter() - began_s > STEADY_TRY_S:
+            if len(times_s) > repeats and time_s() - began_s > STEADY_TRY_S:
                 break
             seconds = [0.0] * len(shapes)
             # Largest first: many rows evict the caches, at the cost of the forward that follows.
@@ -115,15 +115,15 @@ def comb_tree(rows: int, depth: int) -> TreeShape:
 def _time_verify(target: Target, cache: TreeCache, shape: TreeShape) -> float:
     proposal = Proposal(torch.arange(len(shape), device=target.device) % target.vocab_size, shape)
     synchronize(target.device)
-    began = time.perf_counter()
+    began = time_s()
     target.verify(proposal, cache, Needs()).logits.argmax(dim=-1).tolist()
     if cache.recurrent is None:
-        return time.perf_counter() - began
+        return time_s() - began
     # Roll the recurrent state back, as if the path was accepted half way.
     length = cache.length
     cache.commit(tuple(range(1 + shape.max_depth // 2)))
     synchronize(target.device)
-    elapsed_s = time.perf_counter() - began
+    elapsed_s = time_s() - began
     cache.truncate(length)
     return elapsed_s
 
@@ -160,19 +160,19 @@ def measure_batch(
     batch.advance([(0, 0, [i % target.vocab_size for i in range(context_len)])])
     batch.repeat(context_len)
     times_s: dict[tuple[int, int], list[float]] = {}
-    began = time.perf_counter()
+    began = time_s()
     for repeat in range(repeats):
         for done, size in enumerate(sizes):
             on_progress((repeat + done / len(sizes)) / repeats)
-            late = time.perf_counter() - began > seconds
+            late = time_s() - began > seconds
             if late and (repeat or done >= least):
                 break
             read = [(text, i) for text in range(size[0]) for i in range(size[1])]
             inputs = [(text, i % target.vocab_size, context_len + i) for text, i in read]
             synchronize(target.device)
-            start = time.perf_counter()
+            start = time_s()
             batch.step(inputs).argmax(dim=-1).tolist()
-            times_s.setdefault(size, []).append(time.perf_counter() - start)
+            times_s.setdefault(size, []).append(time_s() - start)
     curves = tuple(_batch_curve(times_s, b, context_len) for b in batches)
     return BatchLatency(batches, curves, batch.name)
 
@@ -190,12 +190,6 @@ def _batch_curve(
         for n in rows
     )
     return LatencyCurve(rows, tuple(1000 * least_s for least_s in least), context_len)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for all work queued on the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 class DraftTiming(NamedTuple):
@@ -227,10 +221,10 @@ def time_drafts(
         for _ in range(repeats + 1):
             _time_verify(target, cache, TreeShape.chain(0))
             synchronize(target.device)
-            began = time.perf_counter()
+            began = time_s()
             proposal = drafter.propose(budget)
             tokens, depth = proposal.tokens.tolist(), proposal.shape.max_depth
-            times_s.append(time.perf_counter() - began)
+            times_s.append(time_s() - began)
             path = [0]
             while len(path) < 3 and proposal.shape.children[path[-1]]:
                 path.append(proposal.shape.children[path[-1]][0])

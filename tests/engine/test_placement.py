@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from engine.drafters import parse_method
+from engine.drafters.heads.vocabulary import DraftOutput, Vocabulary
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.facts import facts_of
 from engine.model.placement import UNITS, free_bytes, place_layers
@@ -55,6 +56,15 @@ def empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
 def test_layers_on_disk_answer_as_those_in_memory(decoding_type: str, folder: Path) -> None:
     method = {"decoding_type": decoding_type}
     assert answer(folder, "cpu=2MiB,disk", method) == answer(folder, "cpu", method)
+
+
+def test_a_head_drafts_the_rows_of_a_matrix_on_disk(folder: Path) -> None:
+    ids, hidden = torch.tensor([5, 3, 200]), torch.randn(3, 128)
+    whole, placed = (load_tiny(folder, device=device) for device in ("cpu", "cpu=2MiB,disk"))
+    assert placed.lm_head.weight.is_meta
+    with torch.inference_mode():
+        output = DraftOutput(placed, Vocabulary(ids, placed.vocab_size))(hidden)
+        torch.testing.assert_close(output, whole.output(hidden)[:, ids])
 
 
 def test_two_cards_share_a_model_without_cutting_a_layer(empty: PreTrainedModel) -> None:

@@ -30,7 +30,7 @@ from engine.drafters.eagle.head import HeadSession
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, DraftDists, Proposal
-from engine.sampling import SeededDraws, probabilities
+from engine.sampling import SeededDraws, locate, probabilities, widest_float
 from engine.tree import ChoiceTree, TreeShape, upload
 
 _TINY = 1e-30
@@ -157,13 +157,12 @@ def draw_without_replacement(probs: Tensor, count: int, draws: SeededDraws) -> T
     """
     # The random numbers come from the run's generator on the CPU: a seed means the same anywhere.
     uniform = torch.rand(count, len(probs), 1, generator=draws.generator, dtype=torch.float64)
-    uniform = upload(uniform, probs.device)
-    left = probs.double() + _TINY
+    wide = widest_float(probs.device)
+    uniform = upload(uniform.to(wide), probs.device)
+    left = probs.to(wide) + _TINY
     columns: list[Tensor] = []
     for number in uniform:
-        mass = left.cumsum(dim=-1)
-        index = torch.searchsorted(mass, number * mass[:, -1:], right=True)
-        index = index.clamp_max(probs.shape[-1] - 1)
+        index = locate(left, number[:, 0] * left.sum(dim=-1))[0][:, None]
         left.scatter_(-1, index, 0.0)
         columns.append(index)
     return torch.cat(columns, dim=-1)

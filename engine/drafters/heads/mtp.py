@@ -298,7 +298,8 @@ class MTPDrafter(FeatureDrafter):
 
     def _best(self, hidden: Tensor) -> TopK:
         """The most probable token after the last row."""
-        return topk(self._layers._project_to_logits(hidden[-1:]), 1)
+        logits: Tensor = self._layers._project_to_logits(hidden[-1:])
+        return topk(logits.to(self._device), 1)
 
     def rule(self, sampling: Sampling) -> Rule:
         config, strict = self.config, Lossless(sampling)

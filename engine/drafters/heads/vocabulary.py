@@ -180,7 +180,7 @@ class DraftOutput:
         self._bias: Tensor | None = getattr(head, "bias", None)
         if (ids := self.vocabulary.ids) is not None:
             self._part = weight_rows(target.lm_head, ids)
-            self._bias = None if self._bias is None else self._bias.detach()[ids]
+            self._bias = None if self._bias is None else weight_rows(target.lm_head, ids, "bias")
             head = packed_linear(self._part, self._bias, target.kernels)
         self.transform = LogitTransform.of(target.config)
         self._head = head if isinstance(head, NativeLinear) else None

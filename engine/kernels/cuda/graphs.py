@@ -41,7 +41,14 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
-        self._last: tuple[weakref.ref[Any], Any] | None = None
+        self._pool: Any = None
+        """Which all graphs share; it dies with the last of them."""
+        self._alive: weakref.WeakSet[Graph[Any]] = weakref.WeakSet()
+
+    @staticmethod
+    def run_on(device: torch.device) -> bool:
+        """Whether a device has graphs; ROCm's is called `cuda`, too."""
+        return device.type == "cuda"
 
     def capture(self, run: Callable[[], T]) -> Graph[T]:
         """Capture a function; its results are valid after the first replay.
@@ -59,7 +66,7 @@ class CudaGraphs:
             except RuntimeError as error:
                 # A capture that fails at its end leaves its stream the current one.
                 torch.cuda.set_stream(current)
-                self._last = None
+                self._pool = None
                 torch.cuda.synchronize(self._device)
                 raise CaptureError(_cause(error)) from error
 
@@ -74,17 +81,12 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._pool(), stream=stream, capture_error_mode="thread_local"
-        ):
+        pool = self._pool if self._alive else None
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             results = run()
-        captured = Graph(graph.replay, results)
-        self._last = weakref.ref(captured), graph.pool()
+        captured, self._pool = Graph(graph.replay, results), graph.pool()
+        self._alive.add(captured)
         return captured
-
-    def _pool(self) -> Any:
-        """The pool of the last graph if it is alive; a pool dies with its last graph."""
-        return None if self._last is None or self._last[0]() is None else self._last[1]
 
 
 def _cause(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kernels.cuda.graphs import CaptureError, CudaGraphs, Graph
 from engine.kernels.cuda.static_cache import CacheStore, StaticCache, context_bucket
 from engine.model.cache import TreeCache
+from engine.model.clock import clock_stopped
 from engine.model.forward import Forward, MaskBuilder, ModulesForward, Rows
 from engine.model.recurrent import recurrent_layers
 from engine.proposal import Needs, TargetOutput
@@ -32,6 +33,8 @@ MAX_PRODUCT_ROWS = 128
 """Query rows per key/value head up to which attention is computed by matrix products."""
 MASKED_SCORE = -30000.0
 """Added to masked scores; finite, so that every row has a maximum."""
+MAX_GRAPHS = 32
+"""The most graphs kept, those used last; each holds its results, up to tens of megabytes."""
 
 
 def row_bucket(rows: int) -> int | None:
@@ -116,14 +119,14 @@ class GraphRunner(Forward):
         self._store = CacheStore(int(config.num_hidden_layers))
         self._inputs: dict[int, StaticInputs] = {}
         self._graphs: dict[Bucket, Graph[TargetOutput]] = {}
-        self._addresses: tuple[int, ...] = ()
+        self._layout: tuple[int, ...] = ()
         self._cache: StaticCache | None = None
 
     # ---- what it is
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The captured buckets."""
+        """The captured buckets, the least recently used first."""
         return tuple(self._graphs)
 
     def environment(self) -> dict[str, Any]:
@@ -169,22 +172,30 @@ class GraphRunner(Forward):
         self, bucket: Bucket, inputs: StaticInputs, cache: StaticCache
     ) -> TargetOutput | None:
         """Results of all rows of the bucket, in the graph's memory; None if capturing failed."""
-        addresses = tuple(buffer.data_ptr() for buffer in cache.buffers)
-        if addresses != self._addresses:  # the buffers have grown
+        # Larger buffers may begin where smaller ones did; their strides differ.
+        layout = (cache.capacity, *(buffer.data_ptr() for buffer in cache.buffers))
+        if layout != self._layout:
             self._graphs.clear()
-            self._addresses = addresses
+            self._layout = layout
         self._cache = cache
         try:
-            if bucket not in self._graphs:
-                run = functools.partial(self._run, bucket, inputs)
-                self._graphs[bucket] = self._capturer.capture(run)
-            self._graphs[bucket].replay()
-            return self._graphs[bucket].results
+            graph = self._graphs.pop(bucket, None) or self._capture(bucket, inputs)
+            self._graphs[bucket] = graph
+            graph.replay()
+            return graph.results
         except CaptureError as error:
             self._disable(str(error))
             return None
         finally:
             self._cache = None
+
+    def _capture(self, bucket: Bucket, inputs: StaticInputs) -> Graph[TargetOutput]:
+        """Capture a graph in place of the least recently used one, in time that is not counted."""
+        with clock_stopped(self._device):
+            graph = self._capturer.capture(functools.partial(self._run, bucket, inputs))
+        if len(self._graphs) == MAX_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return graph
 
     def _run(self, bucket: Bucket, inputs: StaticInputs) -> TargetOutput:
         """The function captured: a forward over the inputs and the current cache's buffers."""
@@ -206,18 +217,20 @@ class GraphRunner(Forward):
 
     def _disable(self, fault: str) -> None:
         self._fault, self.name = fault, self._modules.name
-        self._graphs.clear()
-        self._inputs.clear()
+        self._release()
         LOG.warning("Verifying without %s from here on: %s", self._capturer.name, fault)
 
     def output(self, hidden: Tensor) -> Tensor:
         return self._modules.output(hidden)
 
     def close(self) -> None:
+        self._release()
+        self._modules.close()
+
+    def _release(self) -> None:
         self._graphs.clear()
         self._inputs.clear()
         self._store.clear()
-        self._modules.close()
 
 
 def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:

@@ -61,8 +61,12 @@ class Tape(CudaGraphs):
 
     name = "a tape of operators"
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         pass
+
+    @staticmethod
+    def run_on(device: torch.device) -> bool:
+        return True
 
     def capture(self, run: Callable[[], T]) -> Graph[T]:
         run()  # what is made once is made in the warm-up

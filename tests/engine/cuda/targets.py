@@ -24,12 +24,11 @@ def model_of(name: str, **overrides: Any) -> Any:
     return model
 
 
-def captured(model: Any) -> Target:
+def captured(model: Any, capturer: CudaGraphs | None = None) -> Target:
     """A target whose forwards are captured."""
     assert unsupported_reason(model) is None
-    forward = GraphRunner(
-        model, CudaGraphs(model.device) if model.device.type == "cuda" else Tape()
-    )
+    usual = CudaGraphs(model.device) if model.device.type == "cuda" else Tape()
+    forward = GraphRunner(model, capturer or usual)
     return Target(model, tiny_tokenizer(), name="captured", forward=forward)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
+from engine.config import Limits
+from engine.decode import decode
+from engine.kernels.cuda import runner
+from engine.kernels.cuda.graphs import CaptureError, Graph
 from engine.kernels.cuda.runner import ROWS, GraphRunner, StaticInputs, row_bucket
 from engine.kernels.cuda.static_cache import context_bucket
 from engine.model import loading, plan
@@ -16,14 +23,20 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
+from engine.steps import Step
 from engine.tree import TreeShape
+from engine.tuning.controller import ControlledDrafter
 from tests.engine.cuda.tape import Tape
 from tests.engine.cuda.targets import FAMILIES, captured, model_of, plain, runner_of
 from tests.engine.device.conftest import device as device
+from tests.engine.device.pretend import pretend_device
+from tests.engine.device.runs import PROMPT
 from tests.engine.drafters.judges import write
 from tests.engine.methods import drafter_for
 from tests.engine.scripted import ALL, assert_same_walk
-from tests.models import plain_greedy, save_tiny
+from tests.models import alike, plain_greedy, save_tiny
+
+T = TypeVar("T")
 
 LONG = {"max_position_embeddings": 2048}
 
@@ -64,7 +77,7 @@ def test_loading_keeps_what_is_faster_and_says_so(
         return seconds["graphs" if isinstance(target._forward, GraphRunner) else "operators"]
 
     monkeypatch.setattr(plan, "pick_device", lambda name: torch.device(name))
-    monkeypatch.setattr(loading, "CudaGraphs", lambda device: Tape())
+    monkeypatch.setattr(loading, "CudaGraphs", Tape)
     monkeypatch.setattr(loading, "plain_step_s", step_s)
     spec = TargetSpec(name="tiny", path=str(save_tiny(tmp_path / "tiny")))
     target = load_target(spec, dtype="float32", device=str(device), cache_dir=tmp_path)
@@ -138,6 +151,88 @@ def test_a_growing_cache_keeps_its_rows_and_forgets_its_graphs() -> None:
     first.free()
     assert_same_walk(ours, theirs, (), prompts=(200, 1, 60, 3, 300, 8, 1))
     assert {size.context for size in runner_of(ours).buckets} == {768}
+
+
+def test_a_cache_that_grows_at_its_old_address_forgets_its_graphs() -> None:
+    model = model_of("llama", **LONG)
+    theirs = plain(model)
+    with pretend_device(reuses_block=True) as device:
+        ours = captured(model.to(device))
+        assert_same_walk(ours, theirs, [1, 8], prompts=[20], room=100)
+        small = runner_of(ours)._store.buffers[0]
+        address, strides = small.data_ptr(), small.stride()
+        assert_same_walk(ours, theirs, [1, 8], prompts=[20], room=700)
+        (large,) = runner_of(ours)._store.buffers
+        assert large.data_ptr() == address and large.stride() != strides
+
+
+def test_the_graphs_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_GRAPHS", 3)
+    model = model_of("llama")
+    theirs, ours = plain(model), captured(model)
+    assert_same_walk(ours, theirs, [1, 8, 12, 1, 6, 24, 1], prompts=[9])
+    assert [bucket.rows for bucket in runner_of(ours).buckets] == [6, 24, 1]
+
+
+class SlowTape(Tape):
+    """A capture takes a thousand seconds; all other things a millisecond a look at the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now_s, self.num_captures = 0.0, 0
+        monkeypatch.setattr(time, "perf_counter", self._look)
+
+    def _look(self) -> float:
+        self._now_s += 0.001
+        return self._now_s
+
+    def capture(self, run: Callable[[], T]) -> Graph[T]:
+        self._now_s, self.num_captures = self._now_s + 1000.0, self.num_captures + 1
+        return super().capture(run)
+
+
+@pytest.mark.parametrize("drafting", ["as set", "auto"])
+@pytest.mark.parametrize("name", ["ngram", "draft-model"])
+def test_a_capture_takes_no_time_of_a_step(
+    name: str, drafting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = SlowTape(monkeypatch)
+    target, small = (
+        captured(alike(eos_token_id=None, noise=noise).model, tape) for noise in (0.0, 0.02)
+    )
+    drafter = drafter_for(target, name, drafting, small=small)
+    limits = Limits(max_new_tokens=24, ignore_eos=True)
+    for _ in range(2):
+        steps = [r for r in decode(target, drafter, PROMPT, limits=limits) if isinstance(r, Step)]
+        assert max(step.total_s for step in steps) < 10 and steps[-1].at_s < 100
+    assert tape.num_captures > 1
+    if isinstance(drafter, ControlledDrafter):
+        costs = drafter.experience.costs
+        assert costs.plain_ms < 1000 and costs.prompt_ms("chain", 100) < 1000
+        assert all(costs.draft_ms(kind, 4) < 1000 for kind in costs.draft_times)
+
+
+def test_a_draft_models_first_text_is_run_by_graphs() -> None:
+    target, small = plain(model_of("llama", eos_token_id=None)), captured(model_of("llama"))
+    drafter = drafter_for(target, "draft-model", small=small)
+    another = drafter_for(target, "draft-model", small=small)
+    write(target, drafter, list(PROMPT), tokens=8)
+    assert runner_of(small).buckets and another.has_network
+
+
+def test_a_failed_capture_frees_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Tape, run: object) -> None:
+        raise CaptureError("out of memory")
+
+    monkeypatch.setattr(Tape, "capture", fail)
+    ours = captured(model_of("llama"))
+    cache = ours.new_cache(64)
+    ours.prefill([1, 2, 3], cache, Needs())
+    buffer = weakref.ref(cache.buffers[0])
+    ours.verify(Proposal(torch.tensor([5]), TreeShape.chain(0)), cache, ALL)
+    assert "given up" in ours.environment()["cuda_graphs"]
+    assert buffer() is not None, "the text goes on with it"
+    cache.free()
+    assert buffer() is None
 
 
 def test_contexts_take_the_smallest_size_that_holds_them() -> None:

@@ -1,5 +1,8 @@
 """An accelerator that is pretended: tensors say `pretend:0`, their data is on the CPU.
 
+`pretend:1` is a second one. Either may be told to be without float64, as MPS is, or to return large
+blocks at an equal address, as an allocator may once their memory is free.
+
 It refuses what CUDA refuses: tensors of two devices in one operator. It counts what the host would
 wait for on CUDA: scalars that are read, copies to the host, copies from pageable memory, operators
 whose output has a size that only the device knows.
@@ -35,6 +38,8 @@ RESIZED = ("arange.start_step", "arange.start", "arange", "eye", "eye.m", "randp
 `torch.tensor` copies its data.
 """
 UPLOAD = "copy from pinned memory"
+FACTORIES = ("aten::empty", "aten::zeros", "aten::new_empty", "aten::new_zeros")
+LARGE_BYTES = 1 << 14
 READS = ("aten::_local_scalar_dense", "aten::equal", "aten::multinomial")
 
 
@@ -53,7 +58,21 @@ class Log:
     num_tensors: int = 0
 
 
+@dataclass(frozen=True)
+class Ability:
+    """What the device can do.
+
+    Attributes:
+        float64: whether it has them.
+        block: where large tensors begin; None = anywhere.
+    """
+
+    float64: bool = True
+    block: Tensor | None = None
+
+
 _logs: list[Log] = []
+_abilities = [Ability()]
 
 
 @contextmanager
@@ -75,20 +94,20 @@ class PretendTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, data: Tensor) -> PretendTensor:
+    def __new__(cls, data: Tensor, index: int = 0) -> PretendTensor:
         made: PretendTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             data.size(),
             strides=data.stride(),
             storage_offset=data.storage_offset(),
             dtype=data.dtype,
-            device=_device(),
+            device=_device(index),
         )
         made.data_ = data
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"on pretend:0 {self.data_}"
+        return f"on {self.device} {self.data_}"
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -115,9 +134,13 @@ class _Module(_DummyBackendModule):
         torch.set_rng_state(state)
 
 
+def _device(index: int) -> torch.device:
+    _register()
+    return torch.device("pretend", index)
+
+
 @functools.cache
-def _device() -> torch.device:
-    """Registers it."""
+def _register() -> None:
     # torch's own objects for these, kept here: it holds pointers to them, not references.
     hook, guard = _DummyPrivateUse1Hook(), _DummyDeviceGuard()
     _setup_privateuseone_for_python_backend(
@@ -129,15 +152,20 @@ def _device() -> torch.device:
     for name in (*RESIZED, "copy_"):
         aten.impl(name, functools.partial(_make, name), "PrivateUse1")
     _kept.extend([everything, aten, hook, guard])
-    return torch.device("pretend", 0)
 
 
 _kept: list[Any] = []
 
 
 @contextmanager
-def pretend_device() -> Iterator[torch.device]:
-    """The device, as long as pinned memory is known as such."""
+def pretend_device(*, float64: bool = True, reuses_block: bool = False) -> Iterator[torch.device]:
+    """The device, as long as pinned memory is known as such.
+
+    Args:
+        float64: whether it has them; else what makes one is refused as on MPS.
+        reuses_block: whether every large tensor that is made takes the memory of the one before.
+    """
+    block = torch.zeros(1 << 24, dtype=torch.uint8) if reuses_block else None
     pinning = Tensor.pin_memory
 
     def pin_memory(self: Tensor, device: Any = None) -> Tensor:
@@ -146,9 +174,11 @@ def pretend_device() -> Iterator[torch.device]:
         return pinned
 
     Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
+    _abilities.append(Ability(float64, block))
     try:
-        yield _device()
+        yield _device(0)
     finally:
+        _abilities.pop()
         Tensor.pin_memory = pinning  # type: ignore[method-assign]
 
 
@@ -193,11 +223,15 @@ def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     to = named.get("device")
     leaves = to is not None and torch.device(to).type == "cpu"
     waits = _waits(func, name, args, named, leaves=leaves)
+    index = theirs[-1].device.index if theirs else 0
+    index = index if to is None else torch.device(to).index or 0
     bare, options = _mapped(_bare, args), _mapped(_bare, named)
     if name == "aten::histc" and not bare[0].is_floating_point():  # CUDA alone counts integers
         result = func(bare[0].double(), *bare[1:], **options).to(bare[0].dtype)
     else:
         result = func(*bare, **options)
+    if name in FACTORIES and not leaves:
+        result = _placed(result)
     uploads = [wait for wait in waits if wait.startswith(UPLOAD)]
     for log in _logs:
         log.num_tensors += sum(isinstance(x, Tensor) for x in _leaves(result))
@@ -211,15 +245,25 @@ def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         func.is_view and not theirs[0].is_inference()
     )
     with torch.inference_mode(inference):
-        return _mapped(functools.partial(_wrapped, known), result)
+        return _mapped(functools.partial(_wrapped, known, index), result)
 
 
-def _wrapped(known: dict[int, Tensor], value: Any) -> Any:
+def _placed(made: Tensor) -> Tensor:
+    """A new tensor where the device's allocator puts it."""
+    block = _abilities[-1].block
+    if block is None or made.nbytes < LARGE_BYTES:
+        return made
+    return block[: made.nbytes].view(made.dtype).view(made.shape).copy_(made)
+
+
+def _wrapped(known: dict[int, Tensor], index: int, value: Any) -> Any:
     """What an operator returned, as tensors of the device; what was given is given back."""
     if not isinstance(value, Tensor):
         return value
+    if value.dtype == torch.float64 and not _abilities[-1].float64:
+        raise TypeError("Cannot convert a pretend Tensor to float64: it has none.")
     if id(value) not in known:
-        return PretendTensor(value)
+        return PretendTensor(value, index)
     same = known[id(value)]
     if same.shape != value.shape:
         raise NotImplementedError("an operator resized a tensor of the pretended device")
@@ -238,6 +282,9 @@ def _refuse(
     generator = named.get("generator")
     if generator is not None and generator.device.type == "cpu":
         raise RuntimeError(f"{name}: expected a pretend generator, found cpu")
+    places = sorted({str(x.device) for x in theirs})
+    if len(places) > 1 and name not in COPIES:
+        raise RuntimeError(f"{name}: expected all tensors on one device, found {places}")
     if not theirs or not host or name in COPIES:
         return
     scalars = all(x.dim() == 0 for x in host)
