@@ -47,13 +47,13 @@ from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
 from engine.metrics import first_divergence, measure
 from engine.model.audit import audit
 from engine.model.clock import now, seconds
+from engine.model.clock import synchronize
 from engine.model.loading import load_target
 from engine.model.plan import pick_device
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End
 from engine.tree import TreeShape
-from engine.tuning.timing import synchronize
 from playground.host import paths
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
