@@ -14,7 +14,8 @@ from typing import Self
 
 from playground.experiments.finished import FinishedRequest, plain_pairs
 from playground.experiments.plan import ExperimentPlan, Halving
-from playground.experiments.statistics import Totals, speedup_of
+from playground.experiments.statistics import Totals
+from playground.host.speedup import speedup_of
 
 FINALISTS = 2
 MAX_OVERRUN = 2.0

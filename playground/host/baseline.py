@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engine.metrics import EQUAL_MARGIN, ratio, speedup, tok_s
-from storage import SpeedupCounts
+from engine.metrics import EQUAL_MARGIN
 
 Doubt = Literal["cheap step", "apart", "drift", "noise"]
 DOUBTS: dict[Doubt, str] = {
@@ -48,13 +47,3 @@ def doubt_of(
     if not 1 / DRIFT < drift < DRIFT:
         return "drift"
     return "noise" if noise > NOISE else None
-
-
-def trusted_speedup(counts: SpeedupCounts) -> float | None:
-    """Speedup of a configuration: the tokens of all runs over the seconds of all runs, compared.
-
-    None where the baseline is unreliable.
-    """
-    if doubt_of(*(ratio(side.decode_s, side.num_steps) for side in counts)):
-        return None
-    return speedup(*(tok_s([(side.num_tokens + 1, side.decode_s)]) for side in counts))

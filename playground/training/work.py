@@ -39,11 +39,11 @@ from engine.training.session import Evaluation, HeldOutRates, Question, Score
 from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.controller import build_drafter
 from playground.experiments.job import approximate_duration
-from playground.host.baseline import trusted_speedup
 from playground.host.catalog import Catalog
+from playground.host.speedup import speedup_of
 from playground.training.folder import CARD, TrainingFolder, TrainingProgress
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
-from storage import PLAIN, DecodeTotals, RunLog, RunQuery, SpeedupCounts, StorageError
+from storage import PLAIN, RunLog, RunQuery, StorageError, TimedRequest
 
 SAMPLE_DIALOGUES, SAMPLE_STEPS = 24, 3
 """Dialogues and steps of the measurement of the training speed."""
@@ -323,15 +323,20 @@ def speed_beside_plain(
         [measure(decode(context.target, one, each.prompt_ids, limits=limits)) for one in drafters]
         for each in questions
     ]
-    own, beside = (_totals([turn[side] for turn in runs]) for side in (0, 1))
-    return trusted_speedup(SpeedupCounts(own, beside))
+    pairs = [
+        (_timed(prompt, own), _timed(prompt, plain)) for prompt, (own, plain) in enumerate(runs)
+    ]
+    speedup = speedup_of(pairs)
+    return None if speedup is None else speedup.ratio
 
 
-def _totals(runs: Sequence[Metrics]) -> DecodeTotals:
-    return DecodeTotals(
-        sum(max(0, run.num_new_tokens - 1) for run in runs),
-        sum(run.decode_s for run in runs),
-        sum(run.num_steps for run in runs),
+def _timed(prompt: int, run: Metrics) -> TimedRequest:
+    return TimedRequest(
+        prompt=str(prompt),
+        num_new_tokens=run.num_new_tokens,
+        num_steps=run.num_steps,
+        ttft_s=run.ttft_s or 0.0,
+        decode_s=run.decode_s,
     )
 
 

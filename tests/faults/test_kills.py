@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from playground.experiments.sweep.report import SweepStore
-from playground.experiments.sweep.trials import trial_benchmark_id
+from playground.host.speedup import trial_benchmark_id
 from storage import RunLog, RunQuery
 from tests.faults.children import Child, command, page, words
 from tests.faults.runs import (

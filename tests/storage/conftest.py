@@ -142,6 +142,12 @@ def finish(log: RunLog, run_id: str, metrics: Any = (), **changes: Any) -> None:
     log.finish(run_id, **{"finish_reason": None, "metrics": dict(metrics), **end})
 
 
+def request_labels(configuration: str, prompt: str = "1", **more: str) -> dict[str, str]:
+    """The labels of an experiment's run."""
+    where = {"suite": "s", "category": "chat", "group": "chat", "prompt": prompt, "turn": "0"}
+    return {**where, "repeat": "0", "configuration": configuration, **more}
+
+
 def timed_run(log: RunLog, tok_s: float | None, *, num: int = 11, **changes: Any) -> str:
     """A completed run that decoded so fast."""
     run_id = log.begin(new_run(**changes))
