@@ -82,11 +82,20 @@ def _nvidia_driver() -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Commit of the source tree that is running, with + where it has changes."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
-    command += ["--exclude=*", "--dirty=+"]
+    """Commit of the source tree that is running, with + where it has changes.
+
+    None where it is installed: the repository that has the virtual environment is not its own.
+    """
+    describe = "describe --always --abbrev=40 --exclude=* --dirty=+".split()
     try:
-        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git(*describe)
     except (OSError, subprocess.SubprocessError):
         return None
-    return run.stdout.strip()
+
+
+def _git(*command: str) -> str:
+    full = ["git", "-C", str(Path(__file__).parent), *command]
+    return subprocess.run(
+        full, capture_output=True, text=True, check=True, timeout=5
+    ).stdout.strip()

@@ -29,7 +29,9 @@ def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
     }
 
 
-def test_counters_are_the_sums_of_the_log_and_latencies_have_an_observation_each(http: httpx.Client, served: Served) -> None:
+def test_counters_are_the_sums_of_the_log_and_latencies_have_an_observation_each(
+    http: httpx.Client, served: Served
+) -> None:
     for body in (CHAT, TEXT, {**TEXT, "model": "tiny:plain"}, {**TEXT, "stream": True}):
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         http.post(path, json=body).raise_for_status()
