@@ -97,6 +97,7 @@ class RunTable:
             "labels": " · ".join(f"{key} {value}" for key, value in run.labels.items()),
             "temperature": run.sampling.get("temperature"),
             "seed": run.sampling.get("seed"),
+            "num_steps": run.num_steps or None,  # of another engine, unless it reports them
             "speedup": own_speedup(run, metrics),
         }
         return row | {name: figure.text(row[name]) for name, figure in FIGURES.items()}
