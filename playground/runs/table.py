@@ -220,12 +220,9 @@ def _when(at: datetime) -> str:
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:
-    """The head row; of two columns that sort by the same figure only one is marked."""
     order = "descending" if descending else "ascending"
     return [
-        asdict(column)
-        | {"sorted": order if column.sort == sort and column.key != "speedup" else None}
-        for column in columns
+        asdict(column) | {"sorted": order if column.sort == sort else None} for column in columns
     ]
 
 

@@ -98,6 +98,11 @@ def test_pages_and_heads_are_told(log: RunLog, monkeypatch: pytest.MonkeyPatch) 
     assert (mat["key"], mat["help"]) == ("mat", FORMULAS["mat"])
 
 
+def test_a_column_sorts_by_its_own_figure_or_not_at_all() -> None:
+    sorts = {one.key: one.sort for one in columns.COLUMNS if one.sort and one.kind == "number"}
+    assert sorts == {name: name for name in columns.FIGURES if name != "speedup"}
+
+
 def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
     benchmark = begun_benchmark(log, "mine")
     first = timed_run(log, 20.0)
