@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 Row = TypeVar("Row")
 
@@ -298,11 +299,24 @@ class RunPage(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and standard deviation of a figure over several runs."""
+    """Weighted mean and standard deviation of a figure over several runs."""
 
     mean: float
     std: float | None
-    """Of a sample (divided by n - 1); None for one run."""
+    """Of a sample: with equal weights divided by n - 1. None for one run."""
+
+    @classmethod
+    def of_sums(cls, w: float, ww: float, wx: float, wxx: float) -> Self | None:
+        """From Σw, Σw², Σwx and Σwx², w being the weights; None where they are all 0.
+
+        The variance is Σw(x - mean)² / (Σw - Σw² / Σw), unbiased for weights that say how reliable
+        a value is.
+        """
+        if not w:
+            return None
+        freedom = w - ww / w
+        several = freedom > 1e-9 * w
+        return cls(wx / w, math.sqrt(max(0.0, wxx - wx * wx / w) / freedom) if several else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
