@@ -110,7 +110,7 @@ class ExportForm(Settings):
         target = [] if self.is_run else ["--target", self.target]
         release = ["--engine-version", self.version] if self.version else []
         part = ["--part", self.part] if self.part not in ("", WHOLE) else []
-        words = ["python", "app.py", "export", *of, *part, *target, "--to", self.engine, *release]
+        words = ["specdec", "export", *of, *part, *target, "--to", self.engine, *release]
         return shlex.join(words)
 
     def filled(self, log: RunLog, catalog: Catalog) -> ExportForm:

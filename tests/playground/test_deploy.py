@@ -182,9 +182,9 @@ def test_links_are_read_and_written(query: str, link: ExportForm | None) -> None
 
 def test_the_command_is_the_same_on_the_command_line() -> None:
     asked = ExportForm(of="method:type:NGram", target="my target", engine="vllm")
-    assert asked.command == ("python app.py export --method NGram --target 'my target' --to vllm")
+    assert asked.command == ("specdec export --method NGram --target 'my target' --to vllm")
     asked = ExportForm(of="run:abc", engine="sglang", version="0.5.11")
-    assert asked.command == ("python app.py export --run abc --to sglang --engine-version 0.5.11")
+    assert asked.command == ("specdec export --run abc --to sglang --engine-version 0.5.11")
 
 
 def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
