@@ -255,21 +255,11 @@ def _read_timed(
     timed: dict[str, TimedRequest | None] = {}
     rows = sa.select(runs, run_details.c.environment).join_from(runs, run_details).where(*its)
     for row in connection.execute(rows):
-        request = request_of(row.id, row.benchmark_id, own[row.id], row.environment)
-        timed[row.id] = (
-            None
-            if request is None
-            else TimedRequest(
-                **request,
-                experiment=row.experiment,
-                setup_id=row.setup_id,
-                decoding_type=row.decoding_type,
-                num_new_tokens=row.num_new_tokens,
-                num_steps=row.num_steps,
-                ttft_s=row.ttft_s or 0.0,
-                decode_s=row.decode_s or 0.0,
-            )
-        )
+        timed[row.id] = None
+        if asked := request_of(row.id, row.benchmark_id, own[row.id], row.environment):
+            names = "experiment", "setup_id", "decoding_type"
+            asked |= {name: getattr(row, name) for name in names}
+            timed[row.id] = TimedRequest.timed(row, **asked)
     return timed
 
 

@@ -347,6 +347,13 @@ class TimedRequest:
     worker: str = ""
     device: str = ""
 
+    @classmethod
+    def timed(cls, run: Any, **asked: Any) -> Self:
+        """The request that was `asked`, with the figures of its run."""
+        names = "num_new_tokens", "num_steps", "ttft_s", "decode_s"
+        asked |= {name: getattr(run, name) or 0 for name in names}
+        return cls(**asked)
+
     @property
     def key(self) -> tuple[str, str, int, int, str]:
         return *self.pair_key, self.configuration

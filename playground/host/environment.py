@@ -86,16 +86,10 @@ def _git_commit() -> str | None:
 
     None where it is installed: the repository that has the virtual environment is not its own.
     """
-    describe = "describe --always --abbrev=40 --exclude=* --dirty=+".split()
+    folder, name = os.path.split(__file__)
+    run = functools.partial(subprocess.check_output, cwd=folder, text=True, timeout=5)
     try:
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        return _git(*describe)
+        run(["git", "ls-files", "--error-unmatch", name], stderr=subprocess.DEVNULL)
+        return run("git describe --always --abbrev=40 --exclude=* --dirty=+".split()).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(*command: str) -> str:
-    full = ["git", "-C", str(Path(__file__).parent), *command]
-    return subprocess.run(
-        full, capture_output=True, text=True, check=True, timeout=5
-    ).stdout.strip()

@@ -17,8 +17,8 @@ from engine.metrics import (
     tokens_per_step,
 )
 from engine.steps import BYPASSES
-from playground.host.baseline import DOUBTS, DRIFT
 from playground.host.plain import PlainStep, step_parts, stored_plain_step
+from playground.host.speedup import DOUBTS, DRIFT
 from storage import PLAIN
 
 if TYPE_CHECKING:  # `runs list` reads figures without torch

@@ -2,6 +2,9 @@
 
 Times and tokens are added up before they are divided, so that a long request weighs more than a
 short one.
+
+A step of a method verifies at least the row that a plain step verifies, so on a steady clock it
+takes no less time, and no speedup exceeds the tokens of a step.
 """
 
 from __future__ import annotations
@@ -16,9 +19,19 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from engine import formats, metrics
-from playground.host import baseline
 from storage import PLAIN, RunLog, RunQuery, RunSummary, TimedRequest
 
+Doubt = Literal["cheap step", "apart", "drift", "noise"]
+DOUBTS: dict[Doubt, str] = {
+    "cheap step": "a step took less time than a step of plain decoding, so plain decoding was "
+    "timed while the machine was slower.",
+    "apart": "plain decoding was not timed both before and after this run.",
+    "drift": "the machine's speed changed during this run.",
+    "noise": "the machine was busy while plain decoding was timed.",
+}
+DRIFT, NOISE = 1.15, 1.5
+"""Ratios above which a baseline is unreliable: of the timings before and after a run, and of the
+quartiles of one timing."""
 MAX_INTERVAL_RATIO = 10.0
 """Upper over lower bound of an interval; wider ones say nothing and are not given."""
 NORMAL = 1.96
@@ -64,7 +77,7 @@ class Speedup:
     num_repeats: int
     num_pairs: int
     cause: NoIntervalCause | None = None
-    doubt: baseline.Doubt | None = None
+    doubt: Doubt | None = None
 
     @property
     def text(self) -> str:
@@ -91,13 +104,39 @@ class Speedup:
         return self.high is not None and self.high < 1
 
 
+def doubt_of(
+    own_step_s: float | None,
+    plain_step_s: float | None,
+    *,
+    drift: float | None = 1.0,
+    noise: float = 1.0,
+) -> Doubt | None:
+    """Why this baseline is unreliable; None where it is reliable.
+
+    With `cheap step` no speedup is given at all; with the others none to two decimals.
+
+    Args:
+        own_step_s, plain_step_s: wall-clock seconds per step; None where unknown.
+        drift: duration of a plain step after the run over that before it; 1 where the two were
+            timed alternately, None where it was not timed on both sides.
+        noise: ratio of the quartiles of the plain steps.
+    """
+    if own_step_s and plain_step_s and plain_step_s > (1 + metrics.EQUAL_MARGIN) * own_step_s:
+        return "cheap step"
+    if drift is None:
+        return "apart"
+    if not 1 / DRIFT < drift < DRIFT:
+        return "drift"
+    return "noise" if noise > NOISE else None
+
+
 def speedup_of(pairs: Sequence[TimedPair]) -> Speedup | None:
     """`ratio_of` over plain decoding; without a number where the baseline is unreliable."""
     both = _decoded(pairs)
     if (ratio := ratio_of(both)) is None:
         return None
     counts = Counts.of(both)
-    doubt = baseline.doubt_of(
+    doubt = doubt_of(
         metrics.ratio(counts.decode_s, sum(own.num_steps for own, _ in both)),
         metrics.ratio(counts.plain_decode_s, sum(plain.num_steps for _, plain in both)),
     )

@@ -22,11 +22,11 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import BuildContext
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.formats import plural
-from engine.metrics import Metrics, chain_mat, measure
+from engine.metrics import chain_mat, measure
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus
 from engine.model.files import read_settings
 from engine.model.sources import atomic_write, whole_folder
@@ -318,26 +318,15 @@ def speed_beside_plain(
     """
     limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
     plain = parse_method({"decoding_type": PLAIN}).build(context)
-    drafters = build_drafter(config, context), plain
-    runs = [
-        [measure(decode(context.target, one, each.prompt_ids, limits=limits)) for one in drafters]
-        for each in questions
-    ]
-    pairs = [
-        (_timed(prompt, own), _timed(prompt, plain)) for prompt, (own, plain) in enumerate(runs)
-    ]
-    speedup = speedup_of(pairs)
+    drafter = build_drafter(config, context)
+
+    def timed(prompt: int, one: Drafter) -> TimedRequest:
+        ids = questions[prompt].prompt_ids
+        run = measure(decode(context.target, one, ids, limits=limits))
+        return TimedRequest.timed(run, prompt=str(prompt))
+
+    speedup = speedup_of([(timed(n, drafter), timed(n, plain)) for n in range(len(questions))])
     return None if speedup is None else speedup.ratio
-
-
-def _timed(prompt: int, run: Metrics) -> TimedRequest:
-    return TimedRequest(
-        prompt=str(prompt),
-        num_new_tokens=run.num_new_tokens,
-        num_steps=run.num_steps,
-        ttft_s=run.ttft_s or 0.0,
-        decode_s=run.decode_s,
-    )
 
 
 def predicted_mat(top1: Sequence[float], depth: int) -> float:

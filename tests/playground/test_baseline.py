@@ -19,9 +19,9 @@ from playground.experiments.plan import BASELINE_NAME, METHOD
 from playground.experiments.report.report import make_report
 from playground.experiments.statistics import Totals
 from playground.experiments.sweep.trials import Trial, with_figures
-from playground.host.baseline import Doubt, doubt_of
 from playground.host.plain import PlainStep
 from playground.host.result import compare_with_plain
+from playground.host.speedup import Doubt, doubt_of
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import RunLog

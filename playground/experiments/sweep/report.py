@@ -36,9 +36,8 @@ from playground.experiments.report.report import (
 )
 from playground.experiments.space import Objective, point_text, setting_text
 from playground.experiments.sweep.trials import Trial, num_done, with_figures
-from playground.host.baseline import DOUBTS
 from playground.host.catalog import MethodTypes
-from playground.host.speedup import TRIAL, differ, key_of, trial_benchmark_id, trials_of
+from playground.host.speedup import DOUBTS, TRIAL, differ, key_of, trial_benchmark_id, trials_of
 from storage import Benchmark, RunLog
 
 BEST = "best"
