@@ -46,8 +46,7 @@ from engine.kernels.cuda.norms import fuse_norms
 from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
 from engine.metrics import first_divergence, measure
 from engine.model.audit import audit
-from engine.model.clock import now, seconds
-from engine.model.clock import synchronize
+from engine.model.clock import now, seconds, synchronize
 from engine.model.loading import load_target
 from engine.model.plan import pick_device
 from engine.model.target import Target

@@ -36,8 +36,8 @@ from engine.steps import End
 from engine.tuning.controller import ControlledDrafter, build_drafter
 from engine.tuning.experience import ExperienceStore
 from playground.experiments.prompts import read_suite_file
-from playground.experiments.statistics import Counts, Speedup, ratio_of_counts
 from playground.host import paths
+from playground.host.speedup import Counts, Speedup, ratio_of_counts
 
 CHAT = "writing roleplay reasoning math coding extraction stem humanities"
 """Categories that Spec-Bench reports as one kind, of many turns."""

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from benchmarks import ROOT, TARGET, read_options
 from engine import formats
-from playground.experiments.statistics import differ
 from playground.experiments.sweep.report import SweepResults, SweepStore
 from playground.experiments.sweep.trials import Trial
+from playground.host.speedup import differ
 from storage import RunLog
 
 GRID = "--vary max_draft_len=1:8 --vary max_matching_ngram_size=1:3"

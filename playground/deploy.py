@@ -22,8 +22,8 @@ from engine.errors import ConfigError, SourceError, validate_choice
 from engine.interop import ENGINES, export_method, find_engine
 from engine.interop.export_files import Export, yaml_block
 from engine.model.sources import TargetSpec
-from playground.host.baseline import trusted_speedup
 from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.speedup import newest_speedups
 from playground.host.stream import stored_run
 from storage import PLAIN, RunLog, RunQuery, RunSummary
 
@@ -110,7 +110,7 @@ class ExportForm(Settings):
         target = [] if self.is_run else ["--target", self.target]
         release = ["--engine-version", self.version] if self.version else []
         part = ["--part", self.part] if self.part not in ("", WHOLE) else []
-        words = ["python", "app.py", "export", *of, *part, *target, "--to", self.engine, *release]
+        words = ["specdec", "export", *of, *part, *target, "--to", self.engine, *release]
         return shlex.join(words)
 
     def filled(self, log: RunLog, catalog: Catalog) -> ExportForm:
@@ -201,8 +201,7 @@ def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
 def _measured_here(log: RunLog, target: str) -> dict[str, float]:
     """Speedups measured by experiments on a target, by configuration as JSON."""
     gains: dict[str, float] = {}
-    for counts, run in log.experiments.setups():
-        speedup = trusted_speedup(counts)
+    for speedup, run in newest_speedups(log):
         if speedup and run.target == target:
             with suppress(ConfigError):
                 gains[parse_method(run.method).model_dump_json()] = speedup
@@ -222,7 +221,7 @@ def run_source(log: RunLog, run_id: str) -> ExportSource:
 def offered_runs(log: RunLog) -> list[tuple[str, str]]:
     """Title and `run:ID` of the runs in the menu: those of experiments, fastest first, then the
     newest single runs. Plain decoding is left out."""
-    ranked = [(trusted_speedup(counts) or 0.0, run) for counts, run in log.experiments.setups()]
+    ranked = [(speedup or 0.0, run) for speedup, run in newest_speedups(log)]
     choices = [
         (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), f"run:{run.id}")
         for speedup, run in sorted(ranked, key=lambda one: -one[0])

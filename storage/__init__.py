@@ -9,7 +9,6 @@ from storage.records import PLAIN as PLAIN
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
 from storage.records import BenchmarkHead as BenchmarkHead
-from storage.records import DecodeTotals as DecodeTotals
 from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
 from storage.records import GroupKey as GroupKey
@@ -20,12 +19,13 @@ from storage.records import RunGroup as RunGroup
 from storage.records import RunQuery as RunQuery
 from storage.records import RunSummary as RunSummary
 from storage.records import SortKey as SortKey
-from storage.records import SpeedupCounts as SpeedupCounts
 from storage.records import Spread as Spread
 from storage.records import Status as Status
 from storage.records import StepRow as StepRow
 from storage.records import StorageError as StorageError
 from storage.records import StoredRun as StoredRun
+from storage.records import TimedRequest as TimedRequest
+from storage.records import request_of as request_of
 from storage.schema import new_id as new_id
 from storage.writing import MAX_NAME_CHARS as MAX_NAME_CHARS
 from storage.writing import MAX_NOTE_CHARS as MAX_NOTE_CHARS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
@@ -11,26 +11,37 @@ import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
-from storage.filters import LARGEST, conditions, folded_page_of
+from storage.filters import conditions, folded_page_of
 from storage.query import exists, read_summaries
 from storage.records import (
-    PLAIN,
     Artifact,
     Benchmark,
     BenchmarkHead,
-    DecodeTotals,
     ExperimentRow,
     RunPage,
     RunQuery,
     RunSummary,
-    SpeedupCounts,
     StorageError,
+    TimedRequest,
+    request_of,
 )
-from storage.schema import IS_SWEEP, artifacts, benchmarks, digest, new_id, now, runs
+from storage.schema import (
+    IS_SWEEP,
+    artifacts,
+    benchmarks,
+    digest,
+    labels,
+    new_id,
+    now,
+    run_details,
+    runs,
+)
 
 Head = TypeVar("Head", bound=BenchmarkHead)
 MAX_EXPERIMENTS = 20
 """Newest experiments whose configurations are offered."""
+MAX_TIMED = 20_000
+"""Requests that are kept for their timing."""
 
 
 class Benchmarks:
@@ -185,29 +196,13 @@ class Artifacts:
 
 # ---- experiments: the requests of each as one row
 
-TIMED = sa.and_(
-    runs.c.status == "completed",
-    runs.c.decode_s > 0,
-    runs.c.decode_s <= LARGEST,
-    runs.c.deleted_at.is_(None),
-)
-"""Runs that the totals cover."""
-TOTALS = [
-    sa.func.sum(sa.case((TIMED, value), else_=0)).label(name)
-    for name, value in {
-        "num_timed": sa.literal(1),
-        "num_tokens": runs.c.num_new_tokens - 1,
-        "decode_s": runs.c.decode_s,
-        "num_steps": runs.c.num_steps,
-    }.items()
-]
-
 
 class Experiments:
     """The experiments of one database: benchmarks, sweeps, comparisons, replays."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._timed: dict[str, TimedRequest | None] = {}
 
     def page(self, query: RunQuery) -> RunPage[RunSummary | ExperimentRow]:
         """One page in which the matching requests of an experiment form one row.
@@ -223,27 +218,49 @@ class Experiments:
         page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
         return RunPage(page, total)
 
-    def setups(self) -> list[tuple[SpeedupCounts, RunSummary]]:
-        """The configurations that the newest experiments compared with plain decoding.
-
-        Each has one of its runs as an example. If several experiments measured one, the newest
-        counts.
-        """
+    def newest(self, limit: int = MAX_EXPERIMENTS) -> tuple[str, ...]:
+        """Kinds and ids of the newest experiments, newest first."""
+        newest = sa.func.max(runs.c.created_at).desc()
+        keys = sa.select(runs.c.experiment).where(runs.c.experiment.is_not(None))
+        keys = keys.group_by(runs.c.experiment).order_by(newest, runs.c.experiment).limit(limit)
         with self._database.transaction(reading=True) as connection:
-            newest = (
-                sa.select(runs.c.experiment)
-                .where(runs.c.experiment.is_not(None))
-                .group_by(runs.c.experiment)
-                .order_by(sa.func.max(runs.c.created_at).desc(), runs.c.experiment)
-                .limit(MAX_EXPERIMENTS)
-            )
-            keys = list(connection.scalars(newest))
-            pairs = _pairs(_setups(connection, keys, sa.false()))
-            pairs.sort(key=lambda pair: -keys.index(pair[0].experiment))
-            newest_pairs = {setup.setup_id: (setup, counts) for setup, counts in pairs}
-            ids = [setup.run_id for setup, _ in newest_pairs.values()]
-            examples = read_summaries(connection, ids)
-        return [(newest_pairs[run.setup_id][1], run) for run in examples]
+            return tuple(connection.scalars(keys))
+
+    def timed_requests(self, experiments: Collection[str]) -> list[TimedRequest]:
+        """The completed requests of these experiments, oldest first; without those of deleted runs.
+
+        Each is read from the database once, for a completed run never changes.
+        """
+        known = self._timed
+        completed = runs.c.experiment.in_(experiments), *conditions(RunQuery(status="completed"))
+        ids = sa.select(runs.c.id, runs.c.experiment).where(*completed)
+        with self._database.transaction(reading=True) as connection:
+            found = connection.execute(ids.order_by(runs.c.created_at, runs.c.id)).all()
+            unread = {row.experiment for row in found if row.id not in known}
+            new = _read_timed(connection, unread) if unread else {}
+        both = {**known, **new}
+        self._timed = both if len(both) < MAX_TIMED else new
+        return [one for row in found if (one := both[row.id]) is not None]
+
+
+def _read_timed(
+    connection: sa.Connection, experiments: Collection[str]
+) -> dict[str, TimedRequest | None]:
+    """The completed runs of these experiments by id; None where a run is not a request."""
+    its = runs.c.experiment.in_(experiments), runs.c.status == "completed"
+    own: dict[str, dict[str, str]] = defaultdict(dict)
+    pairs = sa.select(labels).join_from(labels, runs).where(*its)
+    for run_id, key, value in connection.execute(pairs):
+        own[run_id][key] = value
+    timed: dict[str, TimedRequest | None] = {}
+    rows = sa.select(runs, run_details.c.environment).join_from(runs, run_details).where(*its)
+    for row in connection.execute(rows):
+        timed[row.id] = None
+        if asked := request_of(row.id, row.benchmark_id, own[row.id], row.environment):
+            names = "experiment", "setup_id", "decoding_type"
+            asked |= {name: getattr(row, name) for name in names}
+            timed[row.id] = TimedRequest.timed(row, **asked)
+    return timed
 
 
 def _rows(
@@ -254,63 +271,18 @@ def _rows(
     ids = [key.partition(":")[2] for key in keys]
     named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))
     names = {row.id: row.name for row in connection.execute(named)}
-    setups: dict[str, list[sa.Row[Any]]] = defaultdict(list)
-    for setup in _setups(connection, keys, sa.and_(*conditions(query))):
-        setups[setup.experiment].append(setup)
-    return {
-        run.experiment: ExperimentRow(
-            key=key,
-            name=names.get(key.partition(":")[2], ""),
-            num_runs=sum(setup.num_runs for setup in setups[key]),
-            num_completed=sum(setup.num_completed for setup in setups[key]),
-            newest_at=max(setup.newest_at for setup in setups[key] if setup.newest_at),
-            speedups=tuple(counts for _, counts in _pairs(setups[key])),
-            example=run,
-        )
-        for run, key in zip(heads, keys, strict=True)
-    }
-
-
-def _setups(
-    connection: sa.Connection, experiments: Sequence[str], counted: sa.ColumnElement[bool]
-) -> Sequence[sa.Row[Any]]:
-    """The configurations of these experiments, with sums over their runs.
-
-    Args:
-        counted: the runs that `num_runs`, `num_completed` and `newest_at` cover. The totals cover
-            all `num_timed` runs that were completed and not deleted.
-    """
-    completed = sa.and_(counted, runs.c.status == "completed")
-    keys = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
-    sums = sa.select(
-        *keys,
-        sa.func.sum(sa.case((counted, 1), else_=0)).label("num_runs"),
-        sa.func.sum(sa.case((completed, 1), else_=0)).label("num_completed"),
-        sa.func.max(sa.case((counted, runs.c.created_at))).label("newest_at"),
-        sa.func.max(sa.case((TIMED, runs.c.id))).label("run_id"),
-        *TOTALS,
+    completed = sa.case((runs.c.status == "completed", 1), else_=0)
+    counts = sa.select(
+        runs.c.experiment.label("key"),
+        sa.func.count().label("num_runs"),
+        sa.func.sum(completed).label("num_completed"),
+        sa.func.max(runs.c.created_at).label("newest_at"),
     )
-    in_experiments = runs.c.experiment.in_(experiments)
-    return connection.execute(sums.where(in_experiments).group_by(*keys)).all()
-
-
-def _pairs(setups: Sequence[sa.Row[Any]]) -> list[tuple[sa.Row[Any], SpeedupCounts]]:
-    """The configurations of experiments that can be compared with plain decoding.
-
-    Sums over different requests cannot be compared: a configuration counts if it completed as many
-    requests as plain decoding; in a sweep, as many as plain decoding in its trial.
-    """
-    plain = {
-        (row.experiment, row.benchmark_id): row for row in setups if row.decoding_type == PLAIN
+    matching = counts.where(runs.c.experiment.in_(keys), *conditions(query))
+    examples = dict(zip(keys, heads, strict=True))
+    return {
+        row.key: ExperimentRow(
+            **row._mapping, name=names.get(row.key.partition(":")[2], ""), example=examples[row.key]
+        )
+        for row in connection.execute(matching.group_by(runs.c.experiment))
     }
-    pairs = ((row, plain.get((row.experiment, row.benchmark_id))) for row in setups)
-    return [
-        (row, SpeedupCounts(_totals_of(row), _totals_of(base)))
-        for row, base in pairs
-        if base and row.decoding_type != PLAIN and 0 < row.num_timed == base.num_timed
-    ]
-
-
-def _totals_of(row: sa.Row[Any]) -> DecodeTotals:
-    """The sums of `TOTALS` in a row."""
-    return DecodeTotals(row.num_tokens, row.decode_s, row.num_steps)

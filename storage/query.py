@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -133,26 +132,19 @@ def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
 
 
 def _sums(name: str) -> list[sa.ColumnElement[Any]]:
-    """Sums over the runs whose figure is finite."""
-    number, total = sa.type_coerce(runs.c[name], sa.Float), sa.func.sum
-    sums = {"n": sa.func.count(number), "sum": total(number), "squares": total(number * number)}
-    if name == "tok_s":
-        seconds = sa.type_coerce(runs.c.decode_s, sa.Float)
-        sums |= {"seconds": total(seconds), "tokens": total(number * seconds)}
+    """The sums that `Spread.of_sums` takes, over the runs whose figure is finite."""
+    number = sa.type_coerce(runs.c[name], sa.Float)
+    weight = sa.type_coerce(runs.c.decode_s, sa.Float) if name == "tok_s" else sa.literal(1.0)
+    terms = weight, weight * weight, weight * number, weight * number * number
     return [
-        one.filter(is_finite(runs.c[name])).label(f"{part}_{name}") for part, one in sums.items()
+        sa.func.sum(term).filter(is_finite(runs.c[name])).label(f"{name}_{power}")
+        for power, term in enumerate(terms)
     ]
 
 
 def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     """Mean and standard deviation; the mean of tok/s is all tokens over all seconds."""
-    num, total, squares = (getattr(row, f"{part}_{name}") for part in ("n", "sum", "squares"))
-    if not num:
-        return None
-    variance = max(0.0, squares - total * total / num) / (num - 1) if num > 1 else None
-    seconds = getattr(row, f"seconds_{name}", None)
-    mean = getattr(row, f"tokens_{name}") / seconds if seconds else total / num
-    return Spread(mean, None if variance is None else math.sqrt(variance))
+    return Spread.of_sums(*(getattr(row, f"{name}_{power}") or 0.0 for power in range(4)))
 
 
 def exists(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> bool:

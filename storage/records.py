@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 Row = TypeVar("Row")
 
@@ -298,32 +299,95 @@ class RunPage(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and standard deviation of a figure over several runs."""
+    """Weighted mean and standard deviation of a figure over several runs."""
 
     mean: float
     std: float | None
-    """Of a sample (divided by n - 1); None for one run."""
+    """Of a sample: with equal weights divided by n - 1. None for one run."""
+
+    @classmethod
+    def of_sums(cls, w: float, ww: float, wx: float, wxx: float) -> Self | None:
+        """From Σw, Σw², Σwx and Σwx², w being the weights; None where they are all 0.
+
+        The variance is Σw(x - mean)² / (Σw - Σw² / Σw), unbiased for weights that say how reliable
+        a value is.
+        """
+        if not w:
+            return None
+        freedom = w - ww / w
+        several = freedom > 1e-9 * w
+        return cls(wx / w, math.sqrt(max(0.0, wxx - wx * wx / w) / freedom) if several else None)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTotals:
-    """Sums over completed runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRequest:
+    """A completed run as a request of an experiment, as far as its speedup depends on it.
 
     Attributes:
-        num_tokens: without the first token of each run, which the prefill commits.
-        decode_s: seconds from first to last commit.
+        benchmark_id: its experiment; in a sweep its trial.
+        decode_s: first commit → last commit; 0 where the first token was the only one.
+        worker: which worker of a cluster answered; empty without one.
+        device: the kind of device, by name.
     """
 
-    num_tokens: int
-    decode_s: float
+    prompt: str
+    num_new_tokens: int
     num_steps: int
+    ttft_s: float
+    decode_s: float
+    run_id: str = ""
+    setup_id: str = ""
+    decoding_type: str = ""
+    experiment: str = ""
+    benchmark_id: str = ""
+    suite: str = ""
+    turn: int = 0
+    repeat: int = 0
+    configuration: str = ""
+    worker: str = ""
+    device: str = ""
+
+    @classmethod
+    def timed(cls, run: Any, **asked: Any) -> Self:
+        """The request that was `asked`, with the figures of its run."""
+        names = "num_new_tokens", "num_steps", "ttft_s", "decode_s"
+        asked |= {name: getattr(run, name) or 0 for name in names}
+        return cls(**asked)
+
+    @property
+    def key(self) -> tuple[str, str, int, int, str]:
+        return *self.pair_key, self.configuration
+
+    @property
+    def pair_key(self) -> tuple[str, str, int, int]:
+        """Equal for the same request to another configuration."""
+        return self.suite, self.prompt, self.turn, self.repeat
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """Where it was timed. Ratios compare only times of one machine."""
+        return self.worker, self.device
+
+    @property
+    def latency_s(self) -> float:
+        """Request in the engine → last commit."""
+        return self.ttft_s + self.decode_s
 
 
-class SpeedupCounts(NamedTuple):
-    """Totals of a configuration and of plain decoding over the same requests of an experiment."""
-
-    own: DecodeTotals
-    plain: DecodeTotals
+def request_of(
+    run_id: str,
+    benchmark_id: str | None,
+    labels: Mapping[str, str],
+    environment: Mapping[str, Any],
+) -> dict[str, Any] | None:
+    """The fields of a `TimedRequest` that say what was asked and where; None without its labels."""
+    try:
+        asked = {name: labels[name] for name in ("suite", "prompt", "configuration")}
+        number = {name: int(labels[name]) for name in ("turn", "repeat")}
+    except (KeyError, ValueError):
+        return None
+    where = {"worker": labels.get("worker", ""), "device": str(environment.get("device_name", ""))}
+    return {"run_id": run_id, "benchmark_id": benchmark_id or "", **asked, **number, **where}
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +398,6 @@ class ExperimentRow:
         key: kind and id; see `experiment_of`.
         name: the benchmark's; empty for other kinds.
         num_completed: of its `num_runs` requests.
-        speedups: of every configuration with as many answers as plain decoding.
         example: one of its runs.
     """
 
@@ -343,7 +406,6 @@ class ExperimentRow:
     num_runs: int
     num_completed: int
     newest_at: datetime
-    speedups: tuple[SpeedupCounts, ...]
     example: RunSummary
 
 

@@ -177,7 +177,7 @@ def test_what_was_stopped_says_how_to_go_on(
     )
     with RunLog.open(str(db)) as log:
         (row,) = log.benchmarks.list()
-    assert row.status == "cancelled" and f"app.py bench --resume {row.id}" in out.stderr
+    assert row.status == "cancelled" and f"specdec bench --resume {row.id}" in out.stderr
     assert "speedup by kind of task" in out.stdout
 
 

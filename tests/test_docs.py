@@ -35,7 +35,9 @@ def test_generated_pages_are_up_to_date() -> None:
     assert run.returncode == 0, "run scripts/docs_pages" + run.stderr
 
 
-PAGES = [ROOT / "README.md", ROOT / "PERFORMANCE.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "PERFORMANCE", "SECURITY")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+ROOMS = ("engine", "playground", "presets", "storage")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -43,6 +45,25 @@ def test_every_linked_file_is_there(page: Path) -> None:
     links = [part.split(")")[0] for part in page.read_text(encoding="utf-8").split("](")[1:]]
     for link in links:
         assert link.startswith("http") or (page.parent / link.partition("#")[0]).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_and_file_that_a_page_mentions_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    rooms = "engine|playground|presets|storage|scripts|tests|benchmarks|docs"
+    for file in re.findall(rf"`((?:{rooms})/[\w/.-]+\.\w+)`", text):
+        assert (ROOT / file).exists(), file
+    for name, file in re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py)`", text):
+        assert re.search(rf"\b{name}\b", (ROOT / file).read_text("utf-8")), (name, file)
+
+
+def test_hints_name_the_command_that_every_installation_has() -> None:
+    """`app.py` is in a checkout only."""
+    for file in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        about = {ast.get_docstring(tree, clean=False)}
+        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not [w for w in words - about if isinstance(w, str) and "app.py" in w], file
 
 
 def test_the_flows_name_what_is_there() -> None:

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import presets
 from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
+from presets.reading import read_yaml
 
 
 def test_every_preset_loads_under_its_file_name_and_names_what_exists() -> None:
@@ -23,6 +25,11 @@ def test_every_preset_loads_under_its_file_name_and_names_what_exists() -> None:
         assert preset.target is None or preset.target in presets.targets(), preset.name
     for suite in presets.suites().values():
         assert len({prompt.category for prompt in suite.prompts}) >= 2
+
+
+def test_pyyaml_and_the_playground_read_every_preset_alike() -> None:
+    for file in presets.FOLDER.rglob("*.yaml"):
+        assert repr(yaml.safe_load(file.read_text("utf-8"))) == repr(read_yaml(file)), file
 
 
 def test_a_preset_that_says_how_many_nodes_it_has_is_right() -> None:

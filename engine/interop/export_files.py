@@ -23,7 +23,7 @@ ReadYaml = Callable[[str], Any]
 """Parses YAML to plain data; callers pass it in, since the engine package does not import yaml."""
 _OPTION = re.compile(r"-(?![\d.]).")
 _ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
-_PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
+_PLAIN = re.compile(r"(?:[A-Za-z_/~]|\.{1,2}/)[\w./~-]*")
 _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
 
 
@@ -88,9 +88,14 @@ def yaml_block(values: Mapping[str, Any], indent: int = 0) -> str:
 
 
 def _yaml_value(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_yaml_value, value))}]"
+    if isinstance(value, str):
+        if _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
+            return value
+        return json.dumps(value, ensure_ascii=not value.isprintable())
+    text = json.dumps(value)  # to PyYAML, which reads YAML 1.1, 1e-05 is a text
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
 
 
 def command(start: str, *options: str | tuple[str, object]) -> str:

@@ -122,7 +122,7 @@ class TargetSpec(Settings):
         looks_local = name.startswith((".", "/", "~")) or name.endswith(".gguf")
         if looks_local or name.count("/") != 1 or any(c.isspace() for c in name):
             raise SourceError(
-                f"No preset, local path or hub id is named {name!r:.200}. `app.py models` lists "
+                f"No preset, local path or hub id is named {name!r:.200}. `specdec models` lists "
                 "the presets; a hub id looks like owner/model."
             )
         return cls(name=name, title=name, hub=name)

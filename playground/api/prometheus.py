@@ -53,6 +53,8 @@ class PrometheusMetrics:
 
     def stepped(self, steps: Sequence[StepRow]) -> None:
         self._generated.inc(sum(step.num_committed for step in steps))
+        for step in steps:  # one per output, however many tokens it has, as vLLM observes
+            self._itl.observe(step.draft_s + step.verify_s + step.accept_s + step.other_s)
 
     def finished(self, *, reason: str | None, metrics: Mapping[str, Any]) -> None:
         self._ended.labels(reason or "error").inc()
@@ -62,8 +64,6 @@ class PrometheusMetrics:
             self._accepted.inc(metrics["num_accepted"])
             for position, count in enumerate(metrics["at_least"]):
                 self._at.labels(str(position)).inc(count)
-        if metrics.get("itl_ms"):
-            self._itl.observe(metrics["itl_ms"] / 1000)
         if metrics.get("ttft_s") is not None:
             self._prompt.inc(metrics["num_prompt_tokens"])
             self._generated.inc()  # the first token, which the prefill commits

@@ -1,4 +1,4 @@
-"""`app.py bench`: run suites on configurations, print the tables, write the files."""
+"""`specdec bench`: run suites on configurations, print the tables, write the files."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _print_report(options: BenchOptions, log: RunLog, benchmark_id: str, summary
     for path in paths:
         note(f"wrote {path}")
     if summary.cancelled and options.save:
-        note(f"Stopped. Resume with: app.py bench --resume {benchmark_id}")
+        note(f"Stopped. Resume with: specdec bench --resume {benchmark_id}")
 
 
 def configurations_of(

@@ -1,4 +1,4 @@
-"""`app.py connect`: a running engine's drafting, live or under load."""
+"""`specdec connect`: a running engine's drafting, live or under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`app.py export` and `app.py import`: configs of other engines, out and in."""
+"""`specdec export` and `specdec import`: configs of other engines, out and in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`app.py generate`: streams the answer to one prompt, with a trace and a log entry."""
+"""`specdec generate`: streams the answer to one prompt, with a trace and a log entry."""
 
 from __future__ import annotations
 

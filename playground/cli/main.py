@@ -73,7 +73,7 @@ class CommandGroup(TyperGroup):
 
 app = typer.Typer(
     cls=CommandGroup,
-    name="app.py",
+    name="specdec",
     help="See, tune and compare speculative decoding on your own machine.",
     no_args_is_help=False,
     add_completion=False,

@@ -1,4 +1,4 @@
-"""`app.py runs`: `list`, `export`, `import`, `copy`."""
+"""`specdec runs`: `list`, `export`, `import`, `copy`."""
 
 from __future__ import annotations
 

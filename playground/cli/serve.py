@@ -1,4 +1,4 @@
-"""`app.py serve`, `triton` and `doctor`, and the lists `models` and `methods`."""
+"""`specdec serve`, `triton` and `doctor`, and the lists `models` and `methods`."""
 
 from __future__ import annotations
 

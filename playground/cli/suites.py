@@ -1,4 +1,4 @@
-"""`app.py suites`: `list`, `fetch`, `export`: sets of prompts for `--suite`."""
+"""`specdec suites`: `list`, `fetch`, `export`: sets of prompts for `--suite`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def list_() -> None:
     for suite in known.values():
         echo(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
     for name in [name for name in PUBLIC if name not in known]:
-        echo(f"{name:16}not fetched yet: app.py suites fetch {name}")
+        echo(f"{name:16}not fetched yet: specdec suites fetch {name}")
 
 
 @suites.command("fetch")

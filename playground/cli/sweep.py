@@ -1,4 +1,4 @@
-"""`app.py sweep`: run or go on with a sweep, and print what it found."""
+"""`specdec sweep`: run or go on with a sweep, and print what it found."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def sweep(options: SweepOptions) -> None:
         summary = run_experiment(options, experiment, heading, resume=resumed is not None)
         _print_results(options, store.load(experiment.id))
     if summary.cancelled:
-        note(f"Stopped. Resume with: app.py sweep --resume {experiment.id}")
+        note(f"Stopped. Resume with: specdec sweep --resume {experiment.id}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

@@ -1,4 +1,4 @@
-"""`app.py train`: the Train page's work on the command line; also grids."""
+"""`specdec train`: the Train page's work on the command line; also grids."""
 
 from __future__ import annotations
 

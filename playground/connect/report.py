@@ -30,7 +30,7 @@ from engine.metrics import (
 )
 from playground.connect.readings import Engine, Reading
 from playground.connect.replay import Level, count_equal_texts
-from playground.host.baseline import DOUBTS, Doubt, doubt_of
+from playground.host.speedup import DOUBTS, Doubt, doubt_of
 
 MIN_GAIN = 0.02
 """Smaller predicted gains count as none."""

@@ -111,17 +111,17 @@ def _store(
 
 def _metrics(reply: Reply) -> dict[str, object]:
     """The figures of `engine.metrics.Metrics` that can be measured from outside."""
-    draft, num_new_tokens = reply.drafting, reply.num_new_tokens
-    return {
+    num_new_tokens = reply.num_new_tokens
+    metrics: dict[str, object] = {
         "num_prompt_tokens": reply.num_prompt_tokens,
         "num_new_tokens": num_new_tokens,
-        "num_steps": draft.steps if draft else max(0, num_new_tokens - 1),
-        "num_drafted": draft.drafted if draft else 0,
-        "num_accepted": draft.accepted if draft else 0,
         "decode_s": reply.decode_s,
         "at_least": (),
-        "mat": mat(draft.accepted, draft.steps) if draft else None,
-        "draft_acceptance": draft_acceptance(draft.accepted, draft.drafted) if draft else None,
         "ttft_s": reply.ttft_s,
         "tok_s": tok_s([(num_new_tokens, reply.decode_s)] if num_new_tokens > 1 else []),
     }
+    if draft := reply.drafting:  # else the steps are unknown
+        metrics |= {"num_steps": draft.steps, "num_drafted": draft.drafted}
+        metrics |= {"num_accepted": draft.accepted, "mat": mat(draft.accepted, draft.steps)}
+        metrics["draft_acceptance"] = draft_acceptance(draft.accepted, draft.drafted)
+    return metrics

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from playground.experiments.finished import FinishedRequest, plain_pairs
 from playground.experiments.plan import ExperimentPlan, Halving
-from playground.experiments.statistics import Totals, speedup_of
+from playground.experiments.statistics import Totals
+from playground.host.speedup import speedup_of
 
 FINALISTS = 2
 MAX_OVERRUN = 2.0
@@ -41,13 +42,18 @@ class Chooser:
 
     @classmethod
     def of(
-        cls, plan: ExperimentPlan, requests: Iterable[FinishedRequest], faults: Mapping[str, str]
+        cls, plan: ExperimentPlan, requests: Sequence[FinishedRequest], faults: Mapping[str, str]
     ) -> Self:
-        """The choice after these requests."""
-        chooser = cls(plan)
-        chooser.faults.update(faults)
+        """The choice after these requests, with the faults that their configurations ended with.
+
+        A fault counts from the first repeat on in which its configuration has not answered all.
+        """
+        chooser, answers = cls(plan), Counter((r.configuration, r.repeat) for r in requests)
         for request in requests:
+            ended = (name for name in faults if answers[name, request.repeat] < len(plan.items))
+            chooser.faults = {name: faults[name] for name in ended}
             chooser.add(request)
+        chooser.faults = dict(faults)
         return chooser
 
     def begin(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from engine.metrics import mat, tok_s
-from playground.experiments.plan import ExperimentPlan, Key
-from storage import RunDetail, RunLog, RunQuery
+from playground.experiments.plan import ExperimentPlan
+from playground.host.speedup import pair_requests
+from storage import RunDetail, RunLog, RunQuery, TimedRequest, request_of
 
 PARTS = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
-LABELS = ("suite", "category", "group", "prompt", "configuration")
 METRICS = (
     *("num_prompt_tokens", "num_new_tokens", "num_steps", "num_drafted", "num_accepted"),
     "ttft_s",
@@ -20,62 +20,26 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedRequest:
-    """A finished request. Seconds; counts of accepted tokens are before any cut.
+class FinishedRequest(TimedRequest):
+    """A finished request with all its figures. Seconds; counts of accepted are before any cut.
 
     Attributes:
-        benchmark_id: its experiment; in a sweep its trial.
-        decode_s: first commit → last commit; 0 where the first token was the only one.
         at_least: steps that accepted at least 1, 2, … draft tokens.
         split_s: seconds in each part of `PARTS`, over all steps.
         itl_s: mean over steps of step latency / tokens it committed.
-        worker: which worker of a cluster answered; empty without one.
-        device: the kind of device, by name.
     """
 
-    run_id: str
-    benchmark_id: str
-    suite: str
     category: str
     group: str
-    prompt: str
-    turn: int
-    repeat: int
-    configuration: str
     num_prompt_tokens: int
-    num_new_tokens: int
-    num_steps: int
     num_drafted: int
     num_accepted: int
-    ttft_s: float
-    decode_s: float
     itl_s: float | None
     at_least: tuple[int, ...]
     split_s: tuple[float, ...]
     output_ids: tuple[int, ...]
     text: str
     finish_reason: str | None
-    worker: str = ""
-    device: str = ""
-
-    @property
-    def key(self) -> Key:
-        return self.suite, self.prompt, self.turn, self.repeat, self.configuration
-
-    @property
-    def pair_key(self) -> tuple[str, str, int, int]:
-        """Equal for the same request to another configuration."""
-        return self.suite, self.prompt, self.turn, self.repeat
-
-    @property
-    def machine(self) -> tuple[str, str]:
-        """Where it was timed. Ratios compare only times of one machine."""
-        return self.worker, self.device
-
-    @property
-    def latency_s(self) -> float:
-        """Request in the engine → last commit."""
-        return self.ttft_s + self.decode_s
 
     @property
     def tok_s(self) -> float | None:
@@ -99,16 +63,15 @@ class FinishedRequest:
     @classmethod
     def of(cls, run: RunDetail) -> Self:
         """From a completed run of an experiment."""
+        request = request_of(run.id, run.benchmark_id, run.labels, run.environment)
+        assert request is not None
         metrics, labels = run.metrics, run.labels
         steps, itl_ms = int(metrics["num_steps"]), metrics["itl_ms"]
         split = metrics["time_split"] or {}
-        labelled: dict[str, Any] = {name: labels[name] for name in LABELS}
         return cls(
-            run_id=run.id,
-            benchmark_id=run.benchmark_id or "",
-            turn=int(labels["turn"]),
-            repeat=int(labels["repeat"]),
-            **labelled,
+            **request,
+            category=labels.get("category", ""),
+            group=labels.get("group", ""),
             **{name: metrics[name] for name in METRICS},
             itl_s=itl_ms / 1000 if itl_ms is not None else None,
             decode_s=metrics.get("decode_s", 0.0),
@@ -117,20 +80,11 @@ class FinishedRequest:
             output_ids=run.output_ids,
             text=run.text,
             finish_reason=run.finish_reason,
-            worker=labels.get("worker", ""),
-            device=str(run.environment.get("device_name", "")),
         )
 
 
 Pair = tuple[FinishedRequest, FinishedRequest]
 """A request as answered by a configuration, and by plain decoding."""
-
-
-def pair_requests(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -> list[Pair]:
-    """The requests of both sides that are equal and ran on the same machine, in pairs."""
-    partners = {(request.pair_key, request.machine): request for request in plain}
-    both = ((request, partners.get((request.pair_key, request.machine))) for request in own)
-    return [(request, partner) for request, partner in both if partner is not None]
 
 
 def runs_of(benchmark_id: str, *, sweep: bool = False) -> RunQuery:
@@ -152,7 +106,7 @@ def finished_requests(
     ids = log.ids(replace(runs, status="completed", descending=False))
     requests = {request.run_id: request for request in known}
     for run in log.details([run_id for run_id in ids if run_id not in requests]):
-        if "configuration" in run.labels:
+        if request_of(run.id, run.benchmark_id, run.labels, run.environment):
             requests[run.id] = FinishedRequest.of(run)
     read = [requests[run_id] for run_id in ids if run_id in requests]
     return list({(request.benchmark_id, request.key): request for request in read}.values())

@@ -82,11 +82,14 @@ def _nvidia_driver() -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Commit of the source tree that is running, with + where it has changes."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
-    command += ["--exclude=*", "--dirty=+"]
+    """Commit of the source tree that is running, with + where it has changes.
+
+    None where it is installed: the repository that has the virtual environment is not its own.
+    """
+    folder, name = os.path.split(__file__)
+    run = functools.partial(subprocess.check_output, cwd=folder, text=True, timeout=5)
     try:
-        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+        run(["git", "ls-files", "--error-unmatch", name], stderr=subprocess.DEVNULL)
+        return run("git describe --always --abbrev=40 --exclude=* --dirty=+".split()).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return run.stdout.strip()

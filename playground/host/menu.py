@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from engine import formats
 from engine.errors import ConfigError
 from engine.metrics import EQUAL_MARGIN
-from playground.host.baseline import trusted_speedup
 from playground.host.catalog import TYPE_PREFIX, Catalog, stored_config
 from playground.host.local_drafters import LOCAL_PREFIX
 from playground.host.result import sure_speedup
+from playground.host.speedup import newest_speedups
 from storage import PLAIN, RunDetail, RunLog, RunQuery, RunSummary
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
@@ -82,10 +82,9 @@ class MethodMenu:
 
     def _experiment_speedups(self, current: RunDetail) -> dict[str, float]:
         """Speedups by settings, from the newest experiments in the environment of a run."""
-        ranked = sorted(self._log.experiments.setups(), key=lambda pair: pair[1].created_at)
         speedups: dict[str, float] = {}
-        for counts, run in ranked:
-            speedup, settings = trusted_speedup(counts), self._settings(run)
+        for speedup, run in sorted(newest_speedups(self._log), key=lambda pair: pair[1].created_at):
+            settings = self._settings(run)
             if speedup is not None and settings and self._comparable(run, current):
                 speedups[settings] = speedup
         return speedups

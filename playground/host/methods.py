@@ -84,7 +84,7 @@ def _base_settings(name: str) -> SettingsWithRemarks:
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
         return _parse_settings(read_text(Path(name), most=MAX_CHARS), name)
     names = [*presets.methods(), *methods()]
-    hint = did_you_mean(name, names) or "`app.py methods` lists them."
+    hint = did_you_mean(name, names) or "`specdec methods` lists them."
     raise ConfigError(
         f"--method must be a preset, a YAML file or a decoding type, got {name!r:.80}. {hint}"
     )

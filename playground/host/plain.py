@@ -5,7 +5,7 @@ minutes, so a run reuses the timing after the previous run only within a minute.
 changed between the two timings, the comparison is marked as uncertain.
 
 A speedup is the ratio of the two displayed tok/s by the wall clock, over all steps of the run.
-`playground.host.baseline` decides whether it is reliable.
+`playground.host.speedup` decides whether it is reliable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.metrics import (
     percentile,
     undisturbed,
 )
-from playground.host.baseline import Doubt, doubt_of
+from playground.host.speedup import Doubt, doubt_of
 
 if TYPE_CHECKING:  # `runs list` reads stored baselines without torch
     from engine.drafters.base import BuildContext

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine import formats
+from engine.formats import DASH
 from engine.metrics import (
     EQUAL_MARGIN,
     Balance,
@@ -17,8 +18,8 @@ from engine.metrics import (
     tokens_per_step,
 )
 from engine.steps import BYPASSES
-from playground.host.baseline import DOUBTS, DRIFT
 from playground.host.plain import PlainStep, step_parts, stored_plain_step
+from playground.host.speedup import DOUBTS, DRIFT
 from storage import PLAIN
 
 if TYPE_CHECKING:  # `runs list` reads figures without torch
@@ -71,9 +72,9 @@ def result_of(
 
 
 def too_short(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    """The result of a finished run that has too few steps; None for longer runs."""
-    steps = metrics.get("num_steps") or 0
-    if steps >= MIN_STEPS:
+    """The result of a finished run that has too few steps; None for longer runs, and if unknown."""
+    steps = metrics.get("num_steps")
+    if steps is None or steps >= MIN_STEPS:
         return None
     text = f"{formats.plural(steps, 'step')}; a speedup needs {MIN_STEPS} at least."
     return _parts("same", "Too short to compare with plain decoding:", text)
@@ -235,13 +236,13 @@ def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
     cached, prompt = figures.get("num_cached") or 0, figures.get("num_prompt_tokens") or 0
     kinds = ("tok_s", "mat", "draft_acceptance", "ttft_s", "itl_ms")
     steps_ms = figures.get("step_p50_ms"), figures.get("step_p95_ms")
-    split = figures.get("time_split")
+    split, steps = figures.get("time_split"), figures.get("num_steps", DASH)
     split_text = formats.time_split(TimeSplit(**split).ms) if split else "time split"
     return {
         **{name: formats.of_kind(name)(figures.get(name)) for name in kinds},
         "num_prompt_tokens": f"{prompt - cached} / {cached}",
         "step_p95_ms": formats.durations(*steps_ms),
-        "num_new_tokens": f"{figures.get('num_new_tokens') or 0} / {figures.get('num_steps') or 0}",
+        "num_new_tokens": f"{figures.get('num_new_tokens') or 0} / {steps}",
         "time_split": "; ".join((split_text, *remarks(figures))),
         "steps": steps_text(figures),
     }

@@ -329,7 +329,7 @@ class EngineHost:
             if stored is not None and not (stored.messages or stored.prompt_text):
                 raise PromptError(
                     "This run's prompt was given as token ids. Repeat it with "
-                    "`app.py generate --prompt-ids …`; the ids are in its export."
+                    "`specdec generate --prompt-ids …`; the ids are in its export."
                 )
             return _Conversation(past.messages, past.meta["prompt"], past.meta["parent"])
         if request.messages:

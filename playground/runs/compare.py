@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
 
 from engine.errors import ConfigError
@@ -92,18 +91,18 @@ def _configuration(group: Sequence[RunDetail], types: MethodTypes) -> Configurat
 
 
 def _spread(group: Sequence[RunDetail], name: str) -> Spread | None:
-    """Mean and sample standard deviation over the runs that have the figure.
+    """Mean and standard deviation over the runs that have the figure.
 
-    The mean of a rate is weighted by the runs' seconds, and so equals the tokens of all runs over
-    their seconds.
+    Rates are weighted by the runs' seconds, so that their mean is the tokens of all over the
+    seconds of all.
     """
     pairs = [(r, v) for r in group if (v := _figure(r, name)) is not None and math.isfinite(v)]
-    if not pairs:
-        return None
-    values = [value for _, value in pairs]
-    seconds = [ratio(run.num_new_tokens - 1, run.tok_s) or 0.0 for run, _ in pairs]
-    mean = fmean(values, seconds if name in RATES else None)
-    return Spread(mean, stdev(values) if len(values) > 1 else None)
+    terms = [
+        (w, w * w, w * v, w * v * v)
+        for run, v in pairs
+        if (w := ratio(run.num_new_tokens - 1, run.tok_s) if name in RATES else 1.0)
+    ]
+    return Spread.of_sums(*map(math.fsum, zip(*terms, strict=True))) if terms else None
 
 
 def _figure(run: RunDetail, name: str) -> float | None:

@@ -93,7 +93,7 @@ def facts(run: RunDetail) -> dict[str, Sequence[tuple[str, str]]]:
         "device": run.device,
         "prompt tokens": run.num_prompt_tokens,
         "new tokens": run.num_new_tokens,
-        "steps": run.num_steps,
+        "steps": run.num_steps or None,
         "benchmark": run.benchmark_id,
     }
     tables: dict[str, dict[str, Any]] = {

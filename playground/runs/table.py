@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 from engine import formats
 from engine.formats import DASH
-from playground.host.baseline import trusted_speedup
 from playground.host.catalog import MethodTypes
 from playground.host.result import sure_speedup
+from playground.host.speedup import Measured, speedups_of
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, TableQuery
 from playground.runs.settings import non_default
@@ -23,7 +23,6 @@ from storage import (
     RunGroup,
     RunLog,
     RunSummary,
-    SpeedupCounts,
 )
 
 KINDS = {
@@ -66,10 +65,11 @@ class RunTable:
         page = self.log.experiments.page(run_query) if query.folded else self.log.find(run_query)
         single = [row for row in page.rows if isinstance(row, RunSummary)]
         metrics = self.log.metrics([run.id for run in single])
+        measured = speedups_of(self.log, [r.key for r in page.rows if isinstance(r, ExperimentRow)])
         rows = [
             self._row(row, metrics.get(row.id, {}))
             if isinstance(row, RunSummary)
-            else experiment_row(row)
+            else experiment_row(row, measured[row.key])
             for row in page.rows
         ]
         if "benchmark_id" in columns:
@@ -97,6 +97,7 @@ class RunTable:
             "labels": " · ".join(f"{key} {value}" for key, value in run.labels.items()),
             "temperature": run.sampling.get("temperature"),
             "seed": run.sampling.get("seed"),
+            "num_steps": run.num_steps or None,  # of another engine, unless it reports them
             "speedup": own_speedup(run, metrics),
         }
         return row | {name: figure.text(row[name]) for name, figure in FIGURES.items()}
@@ -166,7 +167,7 @@ class RunTable:
         return {one.id: one.name for one in self.log.benchmarks.list(MAX_BENCHMARKS)}
 
 
-def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
+def experiment_row(experiment: ExperimentRow, measured: Sequence[Measured]) -> dict[str, Any]:
     """The cells of an experiment: its kind, how much of it is done, and its speedups."""
     run = experiment.example
     begin = " ".join(run.prompt_text.split())
@@ -183,16 +184,16 @@ def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
         "target": run.target,
         "prompt": [experiment.name, "" if experiment.name else begin],
         "tags": [],
-        "speedup": _range(experiment.speedups),
+        "speedup": _range(measured),
         "dtype": run.dtype,
         "device": run.device,
         "status": "completed" if not done else run.status if run.status == "running" else "partial",
     }
 
 
-def _range(counts: Sequence[SpeedupCounts]) -> str:
+def _range(measured: Sequence[Measured]) -> str:
     """Smallest and largest reliable speedup of an experiment."""
-    speedups = [one for one in map(trusted_speedup, counts) if one is not None]
+    speedups = [one.ratio for _, one in measured if one.ratio is not None]
     if not speedups:
         return DASH
     low, high = min(speedups), max(speedups)
@@ -219,12 +220,9 @@ def _when(at: datetime) -> str:
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:
-    """The head row; of two columns that sort by the same figure only one is marked."""
     order = "descending" if descending else "ascending"
     return [
-        asdict(column)
-        | {"sorted": order if column.sort == sort and column.key != "speedup" else None}
-        for column in columns
+        asdict(column) | {"sorted": order if column.sort == sort else None} for column in columns
     ]
 
 

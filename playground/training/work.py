@@ -22,11 +22,11 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import BuildContext
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.formats import plural
-from engine.metrics import Metrics, chain_mat, measure
+from engine.metrics import chain_mat, measure
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus
 from engine.model.files import read_settings
 from engine.model.sources import atomic_write, whole_folder
@@ -39,11 +39,11 @@ from engine.training.session import Evaluation, HeldOutRates, Question, Score
 from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.controller import build_drafter
 from playground.experiments.job import approximate_duration
-from playground.host.baseline import trusted_speedup
 from playground.host.catalog import Catalog
+from playground.host.speedup import speedup_of
 from playground.training.folder import CARD, Card, TrainingFolder, TrainingProgress
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
-from storage import PLAIN, DecodeTotals, RunLog, RunQuery, SpeedupCounts, StorageError
+from storage import PLAIN, RunLog, RunQuery, StorageError, TimedRequest
 
 SAMPLE_DIALOGUES, SAMPLE_STEPS = 24, 3
 """Dialogues and steps of the measurement of the training speed."""
@@ -318,21 +318,15 @@ def speed_beside_plain(
     """
     limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
     plain = parse_method({"decoding_type": PLAIN}).build(context)
-    drafters = build_drafter(config, context), plain
-    runs = [
-        [measure(decode(context.target, one, each.prompt_ids, limits=limits)) for one in drafters]
-        for each in questions
-    ]
-    own, beside = (_totals([turn[side] for turn in runs]) for side in (0, 1))
-    return trusted_speedup(SpeedupCounts(own, beside))
+    drafter = build_drafter(config, context)
 
+    def timed(prompt: int, one: Drafter) -> TimedRequest:
+        ids = questions[prompt].prompt_ids
+        run = measure(decode(context.target, one, ids, limits=limits))
+        return TimedRequest.timed(run, prompt=str(prompt))
 
-def _totals(runs: Sequence[Metrics]) -> DecodeTotals:
-    return DecodeTotals(
-        sum(max(0, run.num_new_tokens - 1) for run in runs),
-        sum(run.decode_s for run in runs),
-        sum(run.num_steps for run in runs),
-    )
+    speedup = speedup_of([(timed(n, drafter), timed(n, plain)) for n in range(len(questions))])
+    return None if speedup is None else speedup.ratio
 
 
 def predicted_mat(top1: Sequence[float], depth: int) -> float:

@@ -15,10 +15,10 @@ from engine.tuning.latency import BatchLatency
 from engine.tuning.timing import measure_batch
 from playground.experiments.report.report import read_results, stored_experiment
 from playground.experiments.statistics import Totals
-from playground.host.baseline import doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
+from playground.host.speedup import doubt_of
 from playground.trees.measurements import progress_of
 from storage import RunLog
 

@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from playground.experiments.sweep.report import SweepStore
-from playground.experiments.sweep.trials import trial_benchmark_id
+from playground.host.speedup import trial_benchmark_id
 from storage import RunLog, RunQuery
 from tests.faults.children import Child, command, page, page_that_loads_forever, words
 from tests.faults.runs import (

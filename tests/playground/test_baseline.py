@@ -19,12 +19,12 @@ from playground.experiments.plan import BASELINE_NAME, METHOD
 from playground.experiments.report.report import make_report
 from playground.experiments.statistics import Totals
 from playground.experiments.sweep.trials import Trial, with_figures
-from playground.host.baseline import Doubt, doubt_of, trusted_speedup
 from playground.host.plain import PlainStep
 from playground.host.result import compare_with_plain
+from playground.host.speedup import Doubt, doubt_of
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
-from storage import DecodeTotals, RunLog, SpeedupCounts
+from storage import RunLog
 from tests.playground.bench.requests import measured, plan_of
 from tests.playground.sweeps.scripted import plan as sweep_plan
 from tests.playground.test_menu import experiment, label_of
@@ -77,14 +77,6 @@ def of_sweep(pairs: list[Pair]) -> Iterator[float | None]:
     yield from (trial.value("speedup"), trial.told("speedup"))
 
 
-def of_log(pairs: list[Pair]) -> Iterator[float | None]:
-    own, plain = (
-        DecodeTotals(p.num_committed, p.decode_s, p.num_steps)
-        for p in (Totals.of(side) for side in zip(*pairs, strict=True))
-    )
-    yield trusted_speedup(SpeedupCounts(own, plain))
-
-
 def of_generate(pairs: list[Pair]) -> Iterator[float | None]:
     own, plain = (Totals.of(side) for side in zip(*pairs, strict=True))
     metrics = {
@@ -99,7 +91,7 @@ def of_generate(pairs: list[Pair]) -> Iterator[float | None]:
     yield compared.speedup if compared else None
 
 
-@pytest.mark.parametrize("surface", [of_report, of_sweep, of_log, of_generate])
+@pytest.mark.parametrize("surface", [of_report, of_sweep, of_generate])
 @given(pairs=timed_pairs())
 def test_no_speedup_above_mat_is_given(
     surface: Callable[[list[Pair]], Iterator[float | None]], pairs: list[Pair]

@@ -35,7 +35,7 @@ from playground.web.deploy import MAX_FILES, DeployPage, engine_choice, verdict_
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.serving import built
-from tests.storage.conftest import new_run, timed_run
+from tests.storage.conftest import new_run, request_labels, timed_run
 
 
 @pytest.fixture
@@ -182,9 +182,9 @@ def test_links_are_read_and_written(query: str, link: ExportForm | None) -> None
 
 def test_the_command_is_the_same_on_the_command_line() -> None:
     asked = ExportForm(of="method:type:NGram", target="my target", engine="vllm")
-    assert asked.command == ("python app.py export --method NGram --target 'my target' --to vllm")
+    assert asked.command == ("specdec export --method NGram --target 'my target' --to vllm")
     asked = ExportForm(of="run:abc", engine="sglang", version="0.5.11")
-    assert asked.command == ("python app.py export --run abc --to sglang --engine-version 0.5.11")
+    assert asked.command == ("specdec export --run abc --to sglang --engine-version 0.5.11")
 
 
 def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
@@ -192,11 +192,15 @@ def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
 ) -> None:
     plain: dict[str, Any] = {"target": LLAMA, "method": {"decoding_type": "Autoregressive"}}
     alone = timed_run(log, 99.0, target=LLAMA)
-    of: dict[str, Any] = {"target": LLAMA, "labels": {"compare": "c"}}
     ngram = {"decoding_type": "NGram", "max_draft_len": 9}
-    slow = timed_run(log, 15.0, method=ngram, method_title="Slower", **of)
-    timed_run(log, 20.0, **{**of, **plain})
-    fast = timed_run(log, 30.0, method=ngram | {"max_draft_len": 7}, method_title="Faster", **of)
+
+    def compared(tok_s: float, name: str, **more: Any) -> str:
+        labels = request_labels(name, compare="c")
+        return timed_run(log, tok_s, target=LLAMA, labels=labels, method_title=name, **more)
+
+    slow = compared(15.0, "Slower", method=ngram)
+    compared(20.0, "Plain", method=plain["method"])
+    fast = compared(30.0, "Faster", method=ngram | {"max_draft_len": 7})
     timed_run(log, 20.0, **plain)
     titles, runs = zip(*offered_runs(log), strict=True)
     assert runs == tuple(f"run:{run}" for run in (fast, slow, alone))

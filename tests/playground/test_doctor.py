@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.kernels.cpu import compile as native
-from playground.host import doctor
+from playground.host import doctor, environment
 from playground.host.environment import _nvidia_driver
 from playground.host.runner import EngineHost
 from tests.engine.device.pretend import pretend_device
@@ -76,3 +79,37 @@ def test_the_drivers_version_is_read_where_linux_tells_it(
     assert _nvidia_driver() is None
     file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release")
     assert _nvidia_driver() == "570.133.20"
+
+
+def test_a_run_records_the_commit_of_its_own_sources_and_of_no_other_repository(
+    tmp_path: Path,
+) -> None:
+    """A virtual environment may lie in the repository of any project."""
+
+    def git(*command: str) -> str:
+        named = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(
+            ["git", "-C", tmp_path, *named, *command], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    def recorded() -> str | None:
+        spec = importlib.util.spec_from_file_location("installed", installed)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        commit: str | None = module._git_commit()
+        return commit
+
+    installed = tmp_path / ".venv/site-packages/playground/host/environment.py"
+    installed.parent.mkdir(parents=True)
+    shutil.copy(environment.__file__, installed)
+    assert recorded() is None, "in no repository"
+    git("init", "--quiet")
+    (tmp_path / ".gitignore").write_text(".venv")
+    git("add", ".gitignore")
+    git("commit", "--quiet", "--message", "Another project")
+    assert recorded() is None, "in the repository of another project"
+    git("add", "--force", str(installed))
+    git("commit", "--quiet", "--message", "The sources themselves")
+    assert recorded() == git("rev-parse", "HEAD")

@@ -175,6 +175,24 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
     assert chooser.all_answered(1), "c was dropped"
 
 
+def test_a_method_that_fails_late_does_not_bring_back_those_that_were_dropped(
+    host: EngineHost,
+) -> None:
+    """a is kept after the first repeat, c and d are dropped; then a fails."""
+    speeds = {"a": 0.05, "b": 0.06, "c": 0.3, "d": 0.4}
+    search = told(host, *speeds, seconds=speeds, repeats=1)
+    assert search.chooser.running == ["a", "b"]
+    search.chooser.faults["a"] = "out of memory"
+    answer(search, replace(search.requests[0], repeat=1))
+    answer(search, replace(search.requests[2], repeat=1))
+    report = make_report(search.plan, search.requests, faults=search.chooser.faults)
+    assert search.chooser.running == ["a", "b"] and sorted(report.dropped) == ["c", "d"]
+    early = {"d": "it failed before it answered"}
+    answered = [one for one in search.requests if one.configuration != "d"]
+    report = make_report(search.plan, answered, faults=early)
+    assert report.dropped == ("c", "d"), "the faster half of those that did answer is kept"
+
+
 def test_the_leader_is_the_fastest_that_pays_however_certain_it_is(host: EngineHost) -> None:
     report = told_report(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert report.leader == PLAIN

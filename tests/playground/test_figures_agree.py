@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from engine.metrics import tok_s
-from playground.experiments.finished import FinishedRequest, finished_requests
+from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import Results, make_report
-from playground.host.baseline import trusted_speedup
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream
@@ -30,16 +28,11 @@ from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from playground.runs.transfer import Kind, export_runs
 from playground.web.report import summary_html
-from storage import PLAIN as PLAIN_TYPE
 from storage import (
-    ExperimentRow,
     RunDetail,
     RunLog,
-    RunQuery,
     RunSummary,
     StepRow,
-    StoredRun,
-    new_id,
 )
 from tests.commands import invoke
 from tests.playground.api.test_openai import CHAT
@@ -236,50 +229,6 @@ def figures_of_split(one: OneRun) -> dict[str, float]:
     parts = {name: sum(getattr(step, name) for step in one.steps) for name in names}
     rest_s = sum(step.other_s - step.rollback_s for step in one.steps)
     return {**parts, "other_s": rest_s}
-
-
-@pytest.fixture
-def compared(one: OneRun, log: RunLog) -> RunLog:
-    """Two prompts of a comparison, each asked twice, with answers of unequal lengths."""
-    run = replace(one.detail, prompt_id="", benchmark_id="c")
-    plain: dict[str, Any] = {"method_title": "Plain decoding", "decoding_type": PLAIN_TYPE}
-    plain |= {"method": {"decoding_type": PLAIN_TYPE}}
-    runs = []
-    for prompt, num_new_tokens, decode_s in (("1", 30, 0.7), ("2", 10, 0.2)):
-        text = {"prompt_text": prompt, "messages": (), "setup_id": ""}
-        for repeat, length, own_s, plain_s in (("0", 1, 1.0, 2.1), ("1", 3, 4.1, 7.7)):
-            labels = {**LABELS, "prompt": prompt, "repeat": repeat}
-            tokens, base = length * num_new_tokens, {**labels, "configuration": "Plain"}
-            runs.append(timed(run, tokens, own_s * decode_s, **text, labels=labels))
-            runs.append(timed(run, tokens, plain_s * decode_s, **text, **plain, labels=base))
-    log.write_whole([StoredRun(each, ()) for each in runs])
-    return log
-
-
-def timed(run: RunDetail, num_new_tokens: int, decode_s: float, **changes: Any) -> RunDetail:
-    steps = num_new_tokens - 1 if "decoding_type" in changes else max(1, num_new_tokens // 3)
-    metrics = {"num_new_tokens": num_new_tokens, "decode_s": decode_s, "num_steps": steps}
-    figures: dict[str, Any] = {"num_new_tokens": num_new_tokens, "num_steps": steps}
-    rate = tok_s([(num_new_tokens, decode_s)])
-    values: dict[str, Any] = {"id": new_id(), "tok_s": rate}
-    values["metrics"] = {**run.metrics, **metrics, "tok_s": rate}
-    return replace(run, **figures, **values, **changes)
-
-
-def test_an_experiment_has_the_speedup_of_its_report_wherever_it_is_shown(
-    compared: RunLog,
-) -> None:
-    """Tokens and seconds are added up before they are divided, and by one function."""
-    cell = make_report(PLAN, finished_requests(compared, "c"))
-    expected = cell.section("Scripted").overall.speedup
-    assert expected is not None and expected.ratio is not None
-    (row,) = compared.experiments.page(RunQuery()).rows
-    assert isinstance(row, ExperimentRow)
-    ((measured, _),) = compared.experiments.setups()
-    for counts in (*row.speedups, measured):
-        assert trusted_speedup(counts) == pytest.approx(expected.ratio, rel=1e-14)
-    (shown,) = RunTable(compared).view(TableQuery(), ["speedup"])["rows"]
-    assert shown["cells"] == [expected.text]
 
 
 def test_some_steps_add_up_to_what_they_brought(one: OneRun) -> None:

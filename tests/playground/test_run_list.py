@@ -24,7 +24,14 @@ from playground.web.runs import TABLE
 from storage import RunLog
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
-from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
+from tests.storage.conftest import (
+    begun_benchmark,
+    finish,
+    finished_run,
+    new_run,
+    request_labels,
+    timed_run,
+)
 
 PLAIN = {"decoding_type": "Autoregressive"}
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 4}
@@ -91,18 +98,26 @@ def test_pages_and_heads_are_told(log: RunLog, monkeypatch: pytest.MonkeyPatch) 
     assert (mat["key"], mat["help"]) == ("mat", FORMULAS["mat"])
 
 
+def test_a_column_sorts_by_its_own_figure_or_not_at_all() -> None:
+    sorts = {one.key: one.sort for one in columns.COLUMNS if one.sort and one.kind == "number"}
+    assert sorts == {name: name for name in columns.FIGURES if name != "speedup"}
+
+
 def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
     benchmark = begun_benchmark(log, "mine")
     first = timed_run(log, 20.0)
-    for tok_s, method in ((20.0, PLAIN), (30.0, NGRAM), (50.0, {**NGRAM, "max_draft_len": 9})):
+    methods = {"plain": (20.0, PLAIN), "few": (30.0, NGRAM)}
+    methods |= {"many": (50.0, {**NGRAM, "max_draft_len": 9})}
+    for name, (tok_s, method) in methods.items():
         for prompt in "pq":
-            timed_run(log, tok_s, num=11, method=method, prompt_text=prompt, benchmark_id=benchmark)
+            of: dict[str, Any] = {"labels": request_labels(name, prompt), "benchmark_id": benchmark}
+            timed_run(log, tok_s, num=11, method=method, prompt_text=prompt, **of)
     for number, tok_s in enumerate((20.0, 25.0)):
-        trial = f"{'e' * 16}-{number}"
-        timed_run(log, 20.0, num=11, method=PLAIN, benchmark_id=trial)
-        timed_run(log, tok_s, num=11, benchmark_id=trial)
-    timed_run(log, 20.0, num=11, method=PLAIN, labels={"compare": "c"})
-    failed = log.begin(new_run(labels={"compare": "c"}))
+        trial: dict[str, Any] = {"num": 11, "benchmark_id": f"{'e' * 16}-{number}"}
+        timed_run(log, 20.0, method=PLAIN, labels=request_labels("plain"), **trial)
+        timed_run(log, tok_s, labels=request_labels("ngram"), **trial)
+    timed_run(log, 20.0, num=11, method=PLAIN, labels=request_labels("plain", compare="c"))
+    failed = log.begin(new_run(labels=request_labels("ngram", compare="c")))
     finish(log, failed, status="failed")
     last = timed_run(log, 20.0)
 
@@ -115,7 +130,7 @@ def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
     assert (measured["settings"], measured["speedup"]) == ("6 requests", "1.50 … 2.50×")
     assert (swept["settings"], swept["speedup"]) == ("4 requests", "1.00 … 1.25×")
     assert (compared["settings"], compared["status"]) == ("2 requests, 1 completed", "partial")
-    assert compared["speedup"] == "–", "unequal requests are not compared"
+    assert compared["speedup"] == "–", "a request that failed is not compared"
 
     links = [row.get("experiment") for row in RunTable(log).view(TableQuery())["rows"]]
     assert links == [None, "?compare=c", "", f"?benchmark={benchmark}", None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import harmonic_mean, stdev
+from statistics import harmonic_mean
 
 import pytest
 
@@ -14,7 +14,7 @@ from playground.runs.compare import compare_runs, differences
 from playground.runs.settings import flatten, non_default, short
 from playground.web.runs import comparison_html
 from storage import RunLog
-from tests.storage.conftest import detail, timed_run
+from tests.storage.conftest import detail, timed_run, weighted_std
 
 
 def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
@@ -26,7 +26,8 @@ def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
     tok_s = ngram.spreads["tok_s"]
     assert tok_s is not None
     pooled = harmonic_mean(speeds)  # they have as many tokens each
-    assert tok_s.mean == pytest.approx(pooled) and tok_s.std == pytest.approx(stdev(speeds))
+    spread = weighted_std(speeds, [10 / speed for speed in speeds])
+    assert tok_s.mean == pytest.approx(pooled) and tok_s.std == pytest.approx(spread)
     alone = plain.spreads["tok_s"]
     assert alone is not None and alone.std is None and plain.spreads["ttft_s"] is None
 

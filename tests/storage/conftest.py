@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from storage import NewRun, RunDetail, RunLog, StepRow, StoredRun, new_id
@@ -140,6 +141,19 @@ def finish(log: RunLog, run_id: str, metrics: Any = (), **changes: Any) -> None:
     """The end of a run, completed without a text by default."""
     end: dict[str, Any] = {"status": "completed", "output_ids": [], "text": "", **changes}
     log.finish(run_id, **{"finish_reason": None, "metrics": dict(metrics), **end})
+
+
+def request_labels(configuration: str, prompt: str = "1", **more: str) -> dict[str, str]:
+    """The labels of an experiment's run."""
+    where = {"suite": "s", "category": "chat", "group": "chat", "prompt": prompt, "turn": "0"}
+    return {**where, "repeat": "0", "configuration": configuration, **more}
+
+
+def weighted_std(values: Sequence[float], weights: Sequence[float]) -> float:
+    """By the definition, so that each value counts as much for it as for the mean."""
+    mean = float(np.average(values, weights=weights))
+    squares = sum(w * (x - mean) ** 2 for x, w in zip(values, weights, strict=True))
+    return math.sqrt(squares / (sum(weights) - sum(w * w for w in weights) / sum(weights)))
 
 
 def timed_run(log: RunLog, tok_s: float | None, *, num: int = 11, **changes: Any) -> str:

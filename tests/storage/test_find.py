@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
-from statistics import harmonic_mean, stdev
+from statistics import harmonic_mean
 from typing import Any, get_args
 
 import pytest
 import sqlalchemy as sa
 
 from storage import (
-    DecodeTotals,
     ExperimentRow,
     RunLog,
     RunQuery,
     SortKey,
-    SpeedupCounts,
     StorageError,
     dialects,
 )
 from storage.records import FacetKey
-from tests.storage.conftest import finish, finished_run, new_run, timed_run
+from tests.storage.conftest import (
+    finish,
+    finished_run,
+    new_run,
+    request_labels,
+    timed_run,
+    weighted_std,
+)
 
 
 def test_filters_combine(log: RunLog) -> None:
@@ -147,7 +152,9 @@ def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> N
     assert (big.num_runs, small.num_runs) == (6, 1), "the seed is no part of the setup"
     assert big.value == big.example.setup_id != small.value
     assert big.figures["tok_s"].mean == pytest.approx(harmonic_mean(speeds)), "as many tokens each"
-    assert big.figures["tok_s"].std == pytest.approx(stdev(speeds))
+    assert big.figures["tok_s"].std == pytest.approx(
+        weighted_std(speeds, [10 / speed for speed in speeds])
+    )
     assert small.figures["tok_s"].std is None and "ttft_s" not in small.figures
     (only,) = log.groups(RunQuery(ids=tuple(ids[:2])), "setup_id")
     assert only.num_runs == 2
@@ -171,15 +178,26 @@ def test_distinct_values_are_listed_in_order(log: RunLog) -> None:
     assert {name: log.distinct_values(name) for name in get_args(FacetKey)} == values
 
 
-def test_speedups_of_an_experiment_count_completed_timed_runs_only(log: RunLog) -> None:
-    of: dict[str, Any] = {"labels": {"compare": "c"}}
-    for method in ("Autoregressive", "NGram"):
-        of["method"] = {"decoding_type": method}
-        for speed, num in ((20.0, 11), (30.0, 31), (math.nan, 11), (None, 11)):
-            timed_run(log, speed, num=num, **of)
-        failed = log.begin(new_run(**of))
-        finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
+def test_timed_requests_are_the_completed_runs_of_an_experiment_oldest_first(log: RunLog) -> None:
+    of: dict[str, Any] = {"labels": request_labels("x", compare="c")}
+    of["environment"] = {"device_name": "a"}
+    running = log.begin(new_run(**of))
+    ids = [timed_run(log, speed, num=num, **of) for speed, num in ((20.0, 11), (None, 31))]
+    for status in ("failed", "cancelled"):
+        finish(log, log.begin(new_run(**of)), {"decode_s": 1.0}, status=status)
     log.set_deleted([timed_run(log, 99.0, **of)])
-    (row,) = log.experiments.page(RunQuery()).rows
-    totals = DecodeTotals(num_tokens=40, decode_s=1.5, num_steps=0)
-    assert isinstance(row, ExperimentRow) and row.speedups == (SpeedupCounts(totals, totals),)
+    timed_run(log, 50.0)
+    assert log.experiments.newest() == ("compare:c",)
+    timed_run(log, 50.0, labels={**request_labels("x", compare="c"), "turn": "first"})
+    timed = log.experiments.timed_requests(["compare:c", "benchmark:b"])
+    assert [(t.run_id, t.num_new_tokens, t.decode_s) for t in timed] == [
+        (ids[0], 11, 0.5),
+        (ids[1], 31, 0.0),
+    ]
+    assert (timed[0].configuration, timed[0].turn, timed[0].machine) == ("x", 0, ("", "a"))
+    log.set_deleted([ids[0]])
+    finish(log, running, {"decode_s": 2.0})
+    again = log.experiments.timed_requests(["compare:c"])
+    assert [(t.run_id, t.decode_s) for t in again] == [(running, 2.0), (ids[1], 0.0)]
+    log.set_deleted([ids[0]], deleted=False)
+    assert [t.run_id for t in log.experiments.timed_requests(["compare:c"])] == [running, *ids]

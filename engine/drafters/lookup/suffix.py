@@ -86,7 +86,7 @@ class SuffixConfig(MethodConfig):
     datastore: str | None = setting(
         None,
         "Corpus",
-        "a corpus that `app.py train` made, to match as well: its folder, or the name "
+        "a corpus that `specdec train` made, to match as well: its folder, or the name "
         "of a shipped one",
     )
 

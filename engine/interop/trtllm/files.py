@@ -15,7 +15,7 @@ from engine.interop.trtllm.legacy import CURRENT, EAGLE_1, LEGACY
 TYPE = "decoding_type"
 CONFIG_CLASS = "DecodingConfig"
 """Suffix of the names of the Python classes."""
-BENCHMARK = """# dataset.jsonl: python app.py suites export humaneval --to trtllm-bench
+BENCHMARK = """# dataset.jsonl: specdec suites export humaneval --to trtllm-bench
 trtllm-bench --model {model} latency \\
   --backend pytorch \\
   --dataset dataset.jsonl \\

@@ -14,8 +14,7 @@ from engine.errors import validate_choice
 from engine.formats import DASH, duration, percent, plural
 from playground.experiments.report.report import FORMULAS, Figures, Report, Section
 from playground.experiments.report.verdict import CAUSES
-from playground.experiments.statistics import Speedup
-from playground.host.baseline import DOUBTS
+from playground.host.speedup import DOUBTS, Speedup
 
 BARS = "▁▂▃▄▅▆▇█"
 MAX_BARS, MAX_RATES = 10, 3

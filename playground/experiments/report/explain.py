@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from engine import formats
 from engine.metrics import EQUAL_MARGIN, Balance, hardly_drafts, missing_drafts
 from playground.experiments.finished import Pair
-from playground.experiments.statistics import Speedup, Totals, speedup_of, totals_of
-from playground.host.baseline import doubt_of
+from playground.experiments.statistics import Totals, totals_of
+from playground.host.speedup import Speedup, doubt_of, speedup_of
 
 AGREES = 0.005
 COSTS = {"draft": "drafting", "verify": "verification", "other": "the rest"}

@@ -53,7 +53,7 @@ def command(plan: ExperimentPlan) -> str:
     except ConfigError:
         return ""
     target, sampling, limits = plan.target, plan.sampling, plan.limits
-    words = ["python", "app.py", "bench", "--target", target.path or target.name]
+    words = ["specdec", "bench", "--target", target.path or target.name]
     words += ["--dtype", plan.dtype, "--suite", PROMPTS, *methods]
     words += ["--repeats", str(plan.repeats), "--max-new-tokens", str(limits.max_new_tokens)]
     words += ["--ignore-eos"] if limits.ignore_eos else []

@@ -17,13 +17,7 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.metrics import TimeSplit
 from playground.experiments.chooser import Chooser
-from playground.experiments.finished import (
-    FinishedRequest,
-    Pair,
-    finished_requests,
-    pair_requests,
-    runs_of,
-)
+from playground.experiments.finished import FinishedRequest, Pair, finished_requests, runs_of
 from playground.experiments.plan import Configuration, ExperimentPlan, Halving, SweepPlan
 from playground.experiments.prompts import in_order
 from playground.experiments.report.explain import Explanation, explain
@@ -44,15 +38,12 @@ from playground.experiments.statistics import (
     LATENCY_ROWS,
     THROUGHPUTS,
     LatencyTable,
-    Speedup,
     Totals,
     latency_table,
     position_rates,
-    ratio_of,
-    request_speedup_of,
-    speedup_of,
 )
 from playground.host.catalog import MethodTypes
+from playground.host.speedup import Speedup, pair_requests, ratio_of, request_speedup_of, speedup_of
 from storage import Benchmark, RunLog, RunQuery
 
 FORMULAS: dict[str, str] = {

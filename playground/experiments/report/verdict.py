@@ -21,8 +21,7 @@ from engine.model.audit import Audit, audit
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest, Pair
-from playground.experiments.statistics import Speedup
-from playground.host.baseline import DOUBTS
+from playground.host.speedup import DOUBTS, Speedup
 from storage import RunLog
 
 MAX_LISTED = 20

@@ -35,23 +35,14 @@ from playground.experiments.report.report import (
     unknown_experiment,
 )
 from playground.experiments.space import Objective, point_text, setting_text
-from playground.experiments.statistics import differ
-from playground.experiments.sweep.trials import (
-    Trial,
-    key_of,
-    num_done,
-    trial_benchmark_id,
-    with_figures,
-)
-from playground.host.baseline import DOUBTS
+from playground.experiments.sweep.trials import Trial, num_done, with_figures
 from playground.host.catalog import MethodTypes
+from playground.host.speedup import DOUBTS, TRIAL, differ, key_of, trial_benchmark_id, trials_of
 from storage import Benchmark, RunLog
 
 BEST = "best"
 SHOWN = ("speedup", "tok_s", "mat", "draft_acceptance", "ttft_ms", "verdict")
 """Columns of a report in the table of trials."""
-TRIAL = "trial"
-"""Kind of the artifacts of a sweep."""
 FIELDS = ("number", "point", "outcome", "reason", "seconds")
 """What such an artifact has of a trial; older versions stored figures, too."""
 MAX_NAMED = 5
@@ -254,12 +245,9 @@ class SweepStore:
         self.log, self._types = log, types
 
     def trials(self, sweep_id: str) -> tuple[Trial, ...]:
-        """Those that have begun, by number, without figures; a copied log may have one twice."""
-        oldest_first = reversed(self.log.artifacts.find(TRIAL, benchmark_id=sweep_id))
-        metas = {one.meta["number"]: one.meta for one in oldest_first}
-        return tuple(
-            Trial(**{name: metas[number][name] for name in FIELDS}) for number in sorted(metas)
-        )
+        """Those that have begun, by number, without figures."""
+        metas = trials_of(self.log, sweep_id)
+        return tuple(Trial(**{name: meta[name] for name in FIELDS}) for meta in metas)
 
     def save(self, sweep_id: str, trial: Trial) -> None:
         """Store a trial in place of its earlier version."""

@@ -25,14 +25,9 @@ from playground.experiments.measurement import Summary
 from playground.experiments.plan import METHOD, SweepPlan
 from playground.experiments.space import point_text
 from playground.experiments.sweep.report import SweepStore
-from playground.experiments.sweep.trials import (
-    OptunaChooser,
-    Outcome,
-    Trial,
-    trial_benchmark_id,
-    with_figures,
-)
+from playground.experiments.sweep.trials import OptunaChooser, Outcome, Trial, with_figures
 from playground.host.runner import ClosingError, EngineHost
+from playground.host.speedup import trial_benchmark_id
 
 NO_PAIR = "No prompt was answered by both methods. "
 NO_FIGURE = (

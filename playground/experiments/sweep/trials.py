@@ -6,13 +6,11 @@ resumed, its measurement continues from the answers that the log has.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
 from optuna.distributions import (
@@ -25,12 +23,12 @@ from optuna.trial import TrialState, create_trial
 
 from engine.errors import PlaygroundError
 from engine.formats import DASH
-from playground.experiments.finished import FinishedRequest, pair_requests
+from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import METHOD, Configuration, SweepPlan
 from playground.experiments.report.columns import Cell, Column
 from playground.experiments.report.report import Section, make_section
 from playground.experiments.space import Mode, Objective, Point, Space, Tunable, VariedSetting
-from playground.experiments.statistics import Counts, prompt_counts
+from playground.host.speedup import Counts, key_of, pair_requests, prompt_counts
 
 MAX_REFUSED = 100
 """Refused trials in a row after which a search gives up."""
@@ -108,16 +106,6 @@ def with_figures(trial: Trial, plan: SweepPlan, requests: Sequence[FinishedReque
     configuration = Configuration.stored(stored, {swept.decoding_type: type(swept.config)})
     section = make_section(configuration, own, plain, {} if plan.sampling.greedy else None)
     return replace(trial, section=section, counts=prompt_counts(pairs))
-
-
-def key_of(point: Mapping[str, Any]) -> str:
-    """A point as text that is equal for equal points; 1 and true differ."""
-    return json.dumps(dict(sorted(point.items())))
-
-
-def trial_benchmark_id(sweep_id: str, point: Mapping[str, Any]) -> str:
-    """The benchmark id of the runs of a point, equal for every attempt at it."""
-    return f"{sweep_id}-{hashlib.sha256(key_of(point).encode()).hexdigest()[:8]}"
 
 
 def num_done(trials: Iterable[Trial], mode: Mode) -> int:

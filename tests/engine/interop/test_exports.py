@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis
 import pytest
+import yaml
+from hypothesis import strategies as st
 
 import presets
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES, read_version
-from engine.interop.export_files import Export
+from engine.interop.export_files import Export, yaml_block
 from tests.engine.interop.schemas import LLAMA, check, exported, named, read, same_effect
 
 WEIGHTS = {"speculative_model": "owner/drafter"}
@@ -209,3 +212,21 @@ def test_versions_are_read_or_refused() -> None:
         read_version(ENGINES["vllm"], "newest")
     notes = exported(config_of("NGram"), "vllm", "0.99").notes
     assert any("0.99 is newer than 0.33" in note for note in notes)
+
+
+NUMBER_LIKE = ("1e-05", ".5", "0x1F", "1_000", "12:30", "2026-01-01", ".inf", "yes", "~", "..")
+texts = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))
+values = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), texts, st.sampled_from(NUMBER_LIKE)),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.dictionaries(st.sampled_from("abc"), st.one_of(values, st.lists(values)), min_size=1)
+)
+def test_pyyaml_reads_what_is_written_as_it_was(block: dict[str, Any]) -> None:
+    """It reads YAML 1.1, as the engines do: `1e-05` is a text there, and `.5` a number."""
+    read = yaml.safe_load(yaml_block({"config": block}))
+    assert repr(read) == repr({"config": block})

@@ -29,7 +29,9 @@ def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
     }
 
 
-def test_counters_are_the_sums_of_the_log(http: httpx.Client, served: Served) -> None:
+def test_counters_are_the_sums_of_the_log_and_latencies_have_an_observation_each(
+    http: httpx.Client, served: Served
+) -> None:
     for body in (CHAT, TEXT, {**TEXT, "model": "tiny:plain"}, {**TEXT, "stream": True}):
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         http.post(path, json=body).raise_for_status()
@@ -52,7 +54,10 @@ def test_counters_are_the_sums_of_the_log(http: httpx.Client, served: Served) ->
     assert found["vllm:prompt_tokens_total", ""] == total("num_prompt_tokens", figures)
     assert found["vllm:request_success_total", "length"] == len(figures)
     assert found["vllm:time_to_first_token_seconds_count", ""] == len(figures)
-    ttft_s, itl_s = total("ttft_s", figures), total("itl_ms", figures) / 1000
+    steps = [step for row in served.log.find().rows for step in served.log.steps(row.id)]
+    assert found["vllm:inter_token_latency_seconds_count", ""] == len(steps) > len(figures)
+    ttft_s = total("ttft_s", figures)
+    itl_s = sum(s.draft_s + s.verify_s + s.accept_s + s.other_s for s in steps)
     for name, seconds in (
         ("time_to_first_token", ttft_s),
         ("inter_token_latency", itl_s),

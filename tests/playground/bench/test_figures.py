@@ -18,14 +18,8 @@ from playground.experiments.report.columns import Cell, speedup_cell, summary
 from playground.experiments.report.plots import report_figure
 from playground.experiments.report.report import make_report
 from playground.experiments.report.verdict import CAUSES, trust_in
-from playground.experiments.statistics import (
-    NO_INTERVAL,
-    Statistic,
-    latency_table,
-    request_speedup_of,
-    speedup_of,
-    student_t,
-)
+from playground.experiments.statistics import Statistic, latency_table
+from playground.host.speedup import NO_INTERVAL, request_speedup_of, speedup_of, student_t
 from tests.playground.bench.requests import measured, plan_of
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)

@@ -6,7 +6,7 @@ import pytest
 
 from playground.experiments.report.report import Report, make_report
 from playground.experiments.report.verdict import TRUST, Contender, headline
-from playground.experiments.statistics import Speedup
+from playground.host.speedup import Speedup
 from tests.playground.bench.requests import measured, plan_of
 
 

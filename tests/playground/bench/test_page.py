@@ -126,13 +126,13 @@ def test_the_page_has_the_reports_figures_and_what_models_and_people_wrote_as_te
 def test_the_command_repeats_the_experiment() -> None:
     stored = plan()
     words = shlex.split(command(stored))
-    assert words[:3] == ["python", "app.py", "bench"]
+    assert words[:2] == ["specdec", "bench"]
     methods = [words[i + 1] for i, word in enumerate(words) if word == "--method"]
     found = configurations_of(methods)
     assert [(one.name, one.config.model_dump(mode="json")) for one in found] == [
         (one.name, one.values) for one in stored.configurations[1:]
     ]
-    options = dict(zip(words[3::1], words[4::1], strict=False))
+    options = dict(zip(words[2:], words[3:], strict=False))
     assert (options["--target"], options["--suite"]) == ("my target", "prompts.yaml")
     assert (options["--repeats"], options["--max-new-tokens"]) == ("2", "64")
     assert "--ignore-eos" in words and "--seed" not in words, "greedy draws nothing"

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.finished import FinishedRequest, pair_requests
+from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.report import make_report
 from playground.experiments.report.verdict import num_unsteady
-from playground.experiments.statistics import Totals, speedup_of
+from playground.experiments.statistics import Totals
+from playground.host.speedup import pair_requests, speedup_of
 from tests.playground.bench.requests import measured, plan_of
 
 OWN: dict[str, Any] = {

@@ -13,12 +13,18 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import ConfigError
+from engine.formats import DASH
 from playground.api.prometheus import PrometheusMetrics
 from playground.connect import client as client_module
 from playground.connect.client import Client, EngineError, Reply
 from playground.connect.replay import Load, read_concurrencies
 from playground.connect.session import Address, measure
 from playground.experiments.plan import Item
+from playground.host.live import LiveRuns
+from playground.host.stream import History
+from playground.runs.details import facts
+from playground.runs.query import FLAT, TableQuery
+from playground.runs.table import RunTable
 from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
 from tests.commands import invoke
 from tests.hostile.test_engines import drip, engine, streamed, visited
@@ -54,10 +60,26 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
         assert plain.mat is None or plain.mat == 1
     assert len(stored) == 2 * 2 * len(ASKED)
     assert all(run and run.decoding_type == EXTERNAL and run.lossless is None for run in stored)
-    drafted = [run for run in stored if run and run.metrics["num_drafted"]]
+    drafted = [run for run in stored if run and run.metrics.get("num_drafted")]
     assert len(drafted) == 2 * len(ASKED) and all(run.mat and run.mat > 1 for run in drafted)
     assert re.search("× plain decoding|no speedup is given", report.sentences()[0])
     assert report.advice[0].concurrency == 1
+
+
+def test_an_engine_that_does_not_report_its_steps_has_none(log: RunLog) -> None:
+    """It may draft: then its steps are not as many as its tokens."""
+    events = [json.dumps({"choices": [{"delta": {"content": "a"}}]})] * 9
+    events.append(json.dumps({"choices": [], "usage": {"completion_tokens": 9}}))
+    with engine(chat=streamed(*events)) as fake:
+        visited(Address(fake.url), Load(ASKED[:1], (1,)), log)
+    (run,) = log.details([row.id for row in log.find().rows])
+    assert run.num_new_tokens == 9 and "num_drafted" not in run.metrics
+    columns = ("num_new_tokens", "num_steps", "mat")
+    (row,) = RunTable(log).view(TableQuery(group=FLAT), columns)["rows"]
+    assert row["cells"] == ["9", DASH, DASH]
+    assert "steps" not in dict(facts(run)["run"])
+    figures = History(LiveRuns(), log).since(run.id, 0)["figures"]
+    assert figures["texts"]["num_new_tokens"] == f"9 / {DASH}" and figures["result"] is None
 
 
 def test_a_level_ends_when_its_time_is_up() -> None:

@@ -23,12 +23,11 @@ from playground.experiments.finished import Pair, finished_requests
 from playground.experiments.plan import METHOD
 from playground.experiments.report.columns import COLUMNS
 from playground.experiments.report.report import make_report, stored_experiment
-from playground.experiments.statistics import Counts, differ, prompt_counts
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
-from playground.experiments.sweep.report import NO_RUNS, SHOWN, TRIAL, SweepStore, ranking
+from playground.experiments.sweep.report import NO_RUNS, SHOWN, SweepStore, ranking
 from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.trials import trial_benchmark_id
 from playground.host.methods import choose_method
+from playground.host.speedup import TRIAL, Counts, differ, prompt_counts, trial_benchmark_id
 from playground.web.sweep import card_html
 from tests.playground.sweeps.scripted import (
     NUM_PROMPTS,

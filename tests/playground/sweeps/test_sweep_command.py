@@ -12,8 +12,8 @@ from playground.experiments.plan import METHOD
 from playground.experiments.report.columns import COLUMNS
 from playground.experiments.report.report import make_report
 from playground.experiments.sweep.report import SHOWN, SweepStore
-from playground.experiments.sweep.trials import trial_benchmark_id
 from playground.host.methods import choose_method
+from playground.host.speedup import trial_benchmark_id
 from storage import RunLog
 from tests.commands import invoke, refused
 from tests.models import save_tiny
