@@ -30,7 +30,7 @@ from engine.model.prefixes import PrefixSession
 from engine.model.reading import collection_paused
 from engine.model.target import Target
 from engine.model.text import StopStrings
-from engine.proposal import Budget, Outcome, Proposal, TargetOutput, check_finite
+from engine.proposal import Budget, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.steps import Bypass, End, FinishReason, Prefill, Record, Step
 from engine.tree import TreeShape
@@ -179,8 +179,6 @@ class _Generation:
         clock.mark()
         masked = self.constraint.mask(output)
         verified = VerifiedTree.of(proposal, masked, self.rule, self.draws)
-        draft_probs = verified.draft_probs or proposal.token_probs()
-        check_finite(draft_probs)
         accepted = self.rule(verified, self.draws)
         clock.mark()
         committed = (*(verified.tokens[node] for node in accepted.path), accepted.next_token)
@@ -190,6 +188,7 @@ class _Generation:
         self.prefix.committed(output, path)
         # Read before the drafter observes: that would keep the device busy.
         target_probs = verified.token_probs()
+        draft_probs = verified.draft_probs or proposal.token_probs()
         self.rule.read(committed)
         self.constraint.commit(committed)
         best = verified.best if masked is output else None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from engine.errors import DrafterError
 from engine.steps import Bypass
 from engine.tree import MAX_NODES, TreeShape, upload
 
@@ -110,15 +108,6 @@ def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
     """The concatenation of all tensors that are not None; None where none is left."""
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors) if tensors else None
-
-
-def check_finite(probs: Iterable[float | None]) -> None:
-    """Raises DrafterError: a draft probability is not finite."""
-    if not all(prob is None or math.isfinite(prob) for prob in probs):
-        raise DrafterError(
-            "The drafter's probabilities are not finite: its weights are damaged, or do not fit "
-            "its dtype. Copy them again, or choose another drafter."
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

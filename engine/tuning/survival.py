@@ -18,7 +18,7 @@ import functools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.proposal import Proposal, check_finite
+from engine.proposal import Proposal
 
 CONFIDENCE_BINS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Bounds of the bins of draft probability; each bin is a group."""
@@ -175,7 +175,6 @@ def _groups_of(proposal: Proposal, match_len: int | None) -> Callable[[int], tup
     if has_usable_probs(proposal):
         assert proposal.draft_probs is not None
         probs = proposal.draft_probs.tolist()
-        check_finite(probs)
         return lambda node: (_BIN_GROUPS[bisect_left(CONFIDENCE_BINS, probs[node])], probs[node])
     depths, ranks = proposal.shape.depths.tolist(), proposal.sibling_ranks()
     return lambda node: _rank_group(depths[node], ranks[node], match_len)
