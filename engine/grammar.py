@@ -83,7 +83,7 @@ def _check_multiples(text: str) -> None:
     if units and (max(units) > MAX_MULTIPLE or math.lcm(*map(int, units)) > MAX_MULTIPLE):
         raise ConfigError(
             f"grammar must have multipleOf with a common multiple of at most {MAX_MULTIPLE} units "
-            f"of the last decimal place, got {', '.join(numbers):.80}. Use smaller or fewer numbers."
+            f"of the last decimal place, got {', '.join(numbers):.80}. Use smaller or fewer ones."
         )
 
 
