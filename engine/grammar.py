@@ -8,6 +8,8 @@ Source: https://github.com/guidance-ai/llguidance
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +26,11 @@ ANY_OBJECT = '{"type":"object"}'
 BLANKS = r"[ \t\r\n]{0,32}"
 """Blanks between JSON tokens: enough to indent; without a limit, a small model may never end."""
 MAX_CHARS = 100_000
+MAX_MULTIPLE = 0xFFFF
+"""A number has this many states, which llguidance's limits do not count; it squares it in 32 bits.
+"""
+MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)', re.ASCII)
+ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 MISSING = (
     "structured_output needs the package llguidance. Install it: pip install llguidance. "
     "Without it, set structured_output to none."
@@ -34,7 +41,7 @@ TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "grammar"
 def compile_grammar(kind: GrammarKind, text: str) -> str:
     """A grammar in llguidance's own form.
 
-    Raises ConfigError: it is malformed or not supported, or llguidance is missing.
+    Raises ConfigError: it is malformed, too large or not supported, or llguidance is missing.
     """
     try:
         from llguidance import LLMatcher, grammar_from
@@ -49,13 +56,35 @@ def compile_grammar(kind: GrammarKind, text: str) -> str:
             schema = text.strip() or ANY_OBJECT
             grammar = LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": BLANKS})
         else:
+            if kind == "grammar":  # it looks for Lark's keywords, in quadratic time if all is blank
+                text = "\n".join(line for line in text.split("\n") if line.strip())
             grammar = grammar_from(kind, text)
         fault = LLMatcher.validate_grammar(grammar)
     except ValueError as error:
         fault = str(error)
     if fault:
         raise ConfigError(f"grammar is not a usable {what}: {_reason(fault)}.")
+    if kind != "regex":
+        _check_multiples(text)
     return grammar
+
+
+def _check_multiples(text: str) -> None:
+    """Raises ConfigError: the `multipleOf` of a JSON schema, which Lark may hold, are too large.
+
+    They count in units of the last decimal place of all: 0.25 and 3 as 25 and 300. Those that
+    `allOf` and references combine have a divisor of the common multiple of all.
+    """
+    text = ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
+    numbers = MULTIPLE_OF.findall(text)
+    units = [float(number) or 1.0 for number in numbers]
+    while any(value % 1 for value in units) and max(units) <= MAX_MULTIPLE:
+        units = [10 * value for value in units]
+    if units and (max(units) > MAX_MULTIPLE or math.lcm(*map(int, units)) > MAX_MULTIPLE):
+        raise ConfigError(
+            f"grammar must have multipleOf with a common multiple of at most {MAX_MULTIPLE} units "
+            f"of the last decimal place, got {', '.join(numbers):.80}. Use smaller or fewer ones."
+        )
 
 
 def _reason(fault: str) -> str:

@@ -25,7 +25,7 @@ from playground.api.answer import RunFailedError
 from playground.api.fields import NeutralValues, is_neutral
 from playground.api.models import UnknownModelError
 from playground.host.request import MAX_PROMPT_CHARS
-from playground.host.runner import ClosingError, EngineHost, QueueFullError
+from playground.host.runner import ClosingError, EngineHost, QueueFullError, StuckError
 from storage import StorageError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ STATUSES = {
     UnknownModelError: 404,
     QueueFullError: 503,
     ClosingError: 503,
+    StuckError: 503,
     ConfigError: 400,
     PlaygroundError: 500,
     StorageError: 500,

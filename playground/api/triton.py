@@ -111,7 +111,7 @@ class Triton(Endpoints):
         return [
             Route("/v2", self.server),
             Route("/v2/health/live", self.healthy),
-            Route("/v2/health/ready", self.healthy),
+            self.route("/v2/health/ready", self.ready),
             self.route(model, self.model),
             self.route(f"{model}/ready", self.model_ready),
             self.route(f"{model}/generate", self.generate, "POST"),
@@ -119,6 +119,10 @@ class Triton(Endpoints):
         ]
 
     async def healthy(self, _: Request) -> Response:
+        return Response()
+
+    async def ready(self, _: Request) -> Response:
+        self._host.check_progress()
         return Response()
 
     async def server(self, _: Request) -> Response:
@@ -144,7 +148,7 @@ class Triton(Endpoints):
 
     async def model_ready(self, request: Request) -> Response:
         await run_sync(model_of, self._host.catalog, request.path_params["name"])
-        return Response()
+        return await self.ready(request)
 
     async def generate(self, request: Request) -> Response:
         body, answer = await self._begin(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -143,6 +144,8 @@ class LiveRun:
     cancel_requested: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     began_s: float = field(default_factory=time.monotonic)
+    progressed_s: float = math.inf
+    """When the engine last made progress with a text; infinite for other work until cancelled."""
     withdraw: Callable[[], None] = lambda: None
     """Ends it at once while it waits in the host's queue."""
     _end_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -160,6 +163,7 @@ class LiveRun:
 
     def cancel(self) -> None:
         """End it: at once if it waits in the queue, else within one step."""
+        self.progressed_s = min(self.progressed_s, time.monotonic())
         self.cancel_requested.set()
         self.withdraw()
 

@@ -10,7 +10,9 @@ The loop never blocks: records go into a queue, and pages poll the live run.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,12 +40,23 @@ from storage import PLAIN, RunLog
 MAX_WAITING = 32
 RELEASE_S = 60.0
 """Idle seconds after which models are freed that no built drafter needs."""
+STUCK_S = 30.0
+"""Seconds without progress, or after a cancellation, from which the engine counts as stuck."""
 Work = Callable[[LiveRun], dict[str, Any] | None]
 """What the worker does for a run; a result, whose `text` says what was done, completes the run."""
 
 
 class QueueFullError(PlaygroundError):
     """The engine's queue is full."""
+
+
+class StuckError(PlaygroundError):
+    """The engine's thread makes no progress."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"The engine has made no progress for {STUCK_S:.0f} s. Wait, or restart the server."
+        )
 
 
 class ClosingError(PlaygroundError):
@@ -74,7 +87,7 @@ class EngineHost:
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closing = False
-        self._busy = False
+        self._current: LiveRun | None = None
         self._last_timings: WeakKeyDictionary[Target, Timing] = WeakKeyDictionary()
         self._before_close: list[Callable[[], None]] = []
 
@@ -118,7 +131,13 @@ class EngineHost:
     def occupancy(self) -> tuple[int, int]:
         """Numbers of running and of waiting jobs."""
         with self._wake:
-            return int(self._busy), len(self._waiting)
+            return int(self._current is not None), len(self._waiting)
+
+    def check_progress(self) -> None:
+        """Raises StuckError: a text has made no progress for long, or a cancelled job goes on."""
+        run = self._current
+        if run is not None and time.monotonic() - run.progressed_s > STUCK_S:
+            raise StuckError
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Register a callback that stops other users of the engine before it closes."""
@@ -198,14 +217,13 @@ class EngineHost:
 
     def _next_job(self) -> tuple[LiveRun, Work] | None:
         with self._wake:
-            self._busy = False
+            self._current = None
             has_work = self._wake.wait_for(lambda: self._waiting or self._closing, RELEASE_S)
         if not has_work:
             attempt(partial(self._models.release, idle=True), where="work between jobs")
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closing)
-            self._busy = bool(self._waiting)
-            run = next(iter(self._waiting), None)
+            self._current = run = next(iter(self._waiting), None)
             return None if run is None else (run, self._waiting.pop(run))
 
     # ---- for submitted work, on the worker thread
@@ -215,6 +233,8 @@ class EngineHost:
 
         def report(words: str, fraction: float | None) -> None:
             run.activity, run.progress = words, fraction
+            if run.progressed_s < math.inf:
+                run.progressed_s = time.monotonic()
 
         run.state = "loading"
         report(f"loading {spec.title or spec.name}", None)
@@ -241,7 +261,7 @@ class EngineHost:
 
     def _generate(self, run: LiveRun, request: GenerateRequest) -> None:
         """Load, build the drafter, decode; a run that cannot begin is logged with the reason."""
-        where = f"run {run.id}"
+        where, run.progressed_s = f"run {run.id}", time.monotonic()
         fault = attempt(lambda: self._decode(run, request), where=where)
         if fault and run.state == "loading":
             write = partial(log_failed_start, self.log, run, request, fault.sentence)
@@ -274,6 +294,7 @@ class EngineHost:
         ttft_s = step_s = 0.0
 
         def is_over() -> bool:
+            run.progressed_s = time.monotonic()
             return run.cancel_requested.is_set() or self._closing
 
         def time_plain_before() -> None:

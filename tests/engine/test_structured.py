@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 import random
+import resource
 import sys
 from collections import Counter
+from contextlib import suppress
 from functools import partial
+from multiprocessing.queues import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +21,7 @@ from engine.accept import Lossless, VerifiedTree
 from engine.config import Sampling
 from engine.constraint import GrammarConstraint, allowed_after, build_constraint
 from engine.errors import ConfigError, TargetError
-from engine.grammar import Matcher, compile_grammar
+from engine.grammar import MAX_CHARS, Matcher, compile_grammar
 from engine.model.audit import audit
 from engine.model.target import Target
 from engine.proposal import DraftDists, ExtraRows, Proposal, TargetOutput
@@ -267,6 +272,13 @@ def test_a_token_that_forces_the_next_is_not_drawn_more_often() -> None:
         ("json_schema", "{", "JSON schema"),
         ("json_schema", '{"items":' * 500 + "{}" + "}" * 500, "recursion limit"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "integer", "multipleOf": 99999989}', "at most 65535"),
+        ("json_schema", '{"type": "number", "multipleOf": 9999.9989}', "at most 65535"),
+        ("json_schema", '{"multiple\\u004ff": 99999989, "type": "integer"}', "at most 65535"),
+        ("json_schema", '{"allOf": [{"multipleOf": 997}, {"multipleOf": 0.01}]}', "997, 0.01"),
+        ("grammar", 'start: %json {"multipleOf": 99999989} // "multipleOf": 0', "at most 65535"),
+        ("grammar", "\n" * MAX_CHARS, "got nothing"),
+        ("grammar", "\n" * (MAX_CHARS - 1) + "#", "root"),
         ("regex", "(", "unclosed group"),
         ("regex", " ", "got nothing"),
         ("grammar", "start: other", "unknown name"),
@@ -278,6 +290,57 @@ def test_a_bad_grammar_is_one_sentence_at_its_setting(kind: str, text: str, why:
         Sampling.parse({"structured_output": kind, "grammar": text})
     assert set(refused.value.faults) == {"grammar"}
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+DIVISORS = {f"{n}": {"type": "integer", "multipleOf": n} for n in range(1, 55441) if 55440 % n == 0}
+NESTED = {f"{i}": {"allOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(24)}
+BOMBS: list[tuple[str, Any]] = [
+    ("json_schema", {"type": "integer", "multipleOf": 99999989}),
+    ("json_schema", {"allOf": [{"type": "integer", "multipleOf": n} for n in (97, 89, 83, 79)]}),
+    ("json_schema", {"type": "integer", "multipleOf": 65521}),
+    ("json_schema", {"type": "object", "properties": DIVISORS}),
+    ("json_schema", {"$defs": {**NESTED, "24": {"type": "integer"}}, "$ref": "#/$defs/0"}),
+    ("json_schema", {"type": "array", "minItems": 10**6, "maxItems": 10**9}),
+    ("json_schema", {"type": "string", "minLength": 10**5, "maxLength": 10**6}),
+    ("json_schema", {"enum": [f"v{i}" for i in range(9000)]}),
+    ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    ("regex", "x{100000000}"),
+    ("regex", "(.|\n)*(a|e|i).{24}(o|u|x).{11}"),
+    ("grammar", "start: A\nA: " + " & ".join(f"/(.*{c}.{{12}}.*)/" for c in "abcdefgh")),
+    ("grammar", 'start: e\ne: "" | e e | e e e | /[a-z]/ | /[^,]/ | /./'),
+    ("grammar", "\n" * (MAX_CHARS - 12) + 'root ::= "a"'),
+]
+
+
+def write_within_limits(done: SimpleQueue[int]) -> None:
+    """A text of each; the system ends this process where one takes ten seconds of work."""
+    usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
+    _ = target().token_texts
+    for i, (kind, grammar) in enumerate(BOMBS):
+        resource.setrlimit(resource.RLIMIT_CPU, (int(sum(usage()[:2])) + 10, -1))
+        text = grammar if isinstance(grammar, str) else json.dumps(grammar)
+        before = usage().ru_maxrss
+        with suppress(ConfigError, TargetError):
+            sampling = Sampling.parse({"structured_output": kind, "grammar": text})
+            constraint = build_constraint(target(), sampling)
+            for _ in range(100):
+                logits = constraint.mask(TargetOutput(torch.zeros(1, VOCAB))).logits[0]
+                constraint.commit([int(logits.argmax())])
+        assert usage().ru_maxrss - before < 2**19, "half a gigabyte"
+        done.put(i)
+
+
+def test_no_grammar_takes_the_engine_long_or_much_memory() -> None:
+    context = multiprocessing.get_context("spawn")
+    done = context.SimpleQueue()
+    process = context.Process(target=write_within_limits, args=(done,))
+    process.start()
+    process.join()
+    ended = []
+    while not done.empty():
+        ended.append(BOMBS[done.get()])
+    assert BOMBS[len(ended) :] == []
+    assert process.exitcode == 0
 
 
 def test_without_the_library_the_sentence_says_what_to_install(

@@ -240,6 +240,30 @@ def idle(served: Served) -> None:
     until(lambda: served.host.occupancy == (0, 0))
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"guided_json": {"type": "integer", "multipleOf": 99999989}},
+        {"guided_json": {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 97)]}},
+        {"guided_grammar": "\n" * 90_000 + 'root ::= "a"'},
+        {"guided_grammar": 'start: e\ne: "" | e e | e e e | /[a-z]/ | /[^,]/ | /./'},
+        {"guided_regex": "(.|\\n)*(a|e|i).{24}(o|u|x).{11}"},
+    ],
+)
+def test_no_grammar_keeps_the_others_waiting(
+    http: httpx.Client, served: Served, constraint: dict[str, Any]
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        bombs = [pool.submit(http.post, "/v1/completions", json=TEXT | constraint) for _ in "123"]
+        for path in ("/v1/completions", "/v2/health/ready"):
+            body = TEXT | {"max_tokens": 2}
+            answer = http.post(path, json=body) if path.startswith("/v1") else http.get(path)
+            assert answer.status_code == 200
+        for bomb in bombs:
+            assert bomb.result(timeout=30).status_code in (200, 400, 500)
+    assert served.host.occupancy == (0, 0)
+
+
 def test_a_client_is_told_to_wait_where_the_queue_is_full(served: Served) -> None:
     with busy(served.host, full=True):
         answer = httpx.post(f"{served.url}/v1/completions", json=TEXT, timeout=60)

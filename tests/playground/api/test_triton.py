@@ -9,7 +9,10 @@ import httpx
 import pytest
 
 from playground.api.triton import TritonRequest
+from playground.host import runner
+from tests.playground.asks import busy, finished, start, until
 from tests.playground.serving import Served
+from tests.playground.tiny import held_drafts
 
 GENERATE = "/v2/models/ensemble/generate"
 TUTORIAL: dict[str, Any] = {"text_input": "What is machine learning?", "max_tokens": 20}
@@ -90,6 +93,34 @@ def test_health_and_metadata(http: httpx.Client) -> None:
     assert http.get("/v2").json()["extensions"] == ["generate"]
     told = http.get("/v2/models/tiny:scripted").json()
     assert told["name"] == "tiny:scripted" and told["outputs"][0]["name"] == "text_output"
+
+
+READY = ("/v2/health/ready", "/v2/models/ensemble/ready")
+
+
+def test_a_server_whose_engine_is_stuck_is_not_ready(
+    http: httpx.Client, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a text that makes no progress, or with work that does not end when cancelled."""
+
+    def statuses() -> set[int]:
+        assert http.get("/v2/health/live").status_code == 200
+        return {http.get(path).status_code for path in READY}
+
+    monkeypatch.setattr(runner, "STUCK_S", 0.3)
+    with held_drafts():
+        run = start(served.host)
+        until(lambda: statuses() == {503})
+        sentence = "made no progress for 0 s. Wait, or restart the server."
+        assert sentence in http.get(READY[0]).json()["error"]
+    finished(run)
+    assert statuses() == {200}
+    with busy(served.host):
+        (work,) = served.host.runs.owned_by("busy")
+        assert not work.over.wait(1) and statuses() == {200}, "nobody knows of its progress"
+        work.cancel()
+        until(lambda: statuses() == {503})
+    assert statuses() == {200}
 
 
 @pytest.mark.parametrize(
