@@ -7,6 +7,7 @@ Source: https://github.com/guidance-ai/llguidance
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -38,6 +39,7 @@ MISSING = (
 TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
+@functools.lru_cache(maxsize=8)
 def compile_grammar(kind: GrammarKind, text: str) -> str:
     """A grammar in llguidance's own form.
 

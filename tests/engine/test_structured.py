@@ -348,7 +348,7 @@ def test_without_the_library_the_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ConfigError, match="pip install llguidance"):
-        Sampling.parse({"structured_output": "regex", "grammar": "a"})
+        Sampling.parse({"structured_output": "regex", "grammar": "never compiled before"})
 
 
 def test_a_target_without_tokenizer_says_that_it_cannot_follow() -> None:
