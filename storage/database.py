@@ -20,6 +20,7 @@ from storage.dialects import (
     engine_options,
     in_memory,
     is_lost,
+    num_dangling,
     prepare,
     redacted,
     refuse_once_removed,
@@ -56,16 +57,20 @@ class Database:
             undo.pop_all()
 
     @contextmanager
-    def transaction(self, *, reading: bool = False) -> Iterator[sa.Connection]:
+    def transaction(
+        self, *, reading: bool = False, rebuilding: bool = False
+    ) -> Iterator[sa.Connection]:
         """A connection that commits at the end, rolls back on errors and translates the driver's.
 
         Args:
             reading: read-only; readers do not wait for SQLite's write lock.
+            rebuilding: in SQLite, to drop a table and rebuild it deletes no row of the tables that
+                refer to it.
 
         Raises StorageError: the database refused the transaction, or cannot be read.
         """
         with self._connection() as connection:
-            connection.execution_options(reading=reading)
+            connection.execution_options(reading=reading, rebuilding=rebuilding)
             with connection.begin():
                 yield connection
 
@@ -143,17 +148,25 @@ class Database:
 
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        scripts = ScriptDirectory.from_config(config).walk_revisions()
-        revisions = {script.revision for script in scripts}
-        with _MIGRATING, self.transaction() as connection:
+        scripts = ScriptDirectory.from_config(config)
+        revisions = {script.revision for script in scripts.walk_revisions()}
+        head = scripts.get_current_head()
+        with _MIGRATING, self.transaction(rebuilding=True) as connection:
             advisory_lock(connection, "migration")
             config.attributes["connection"] = connection
             current = MigrationContext.configure(connection).get_current_revision()
             if self._is_new(connection, current, revisions):
                 metadata.create_all(connection)
                 command.stamp(config, "head")
-            else:
+            elif current != head:
+                num_before = num_dangling(connection)
                 command.upgrade(config, "head")
+                if num_dangling(connection) > num_before:
+                    raise StorageError(
+                        f"The run log {redacted(self.url)} was not changed: after its update to "
+                        f"schema {head}, rows would refer to missing ones. Use the version that "
+                        "wrote it, or give another --db."
+                    )
 
     def _is_new(self, connection: sa.Connection, current: str | None, revisions: set[str]) -> bool:
         """Whether the database is empty.

@@ -145,6 +145,13 @@ def advisory_lock(connection: sa.Connection, name: str) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
+def num_dangling(connection: sa.Connection) -> int:
+    """Number of rows that refer to a missing one, which is possible only in SQLite."""
+    if connection.dialect.name == "postgresql":
+        return 0
+    return len(connection.exec_driver_sql("PRAGMA foreign_key_check").all())
+
+
 def _prepare_postgresql(connection: Any, record: Any) -> None:
     """No JIT, which takes longer than any of our queries, and a time limit on lock waits."""
     settings = {"jit": "off", "work_mem": "'32MB'", "lock_timeout": BUSY_TIMEOUT_MS}
@@ -176,7 +183,6 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
                 raise
             time.sleep(0.01)
     cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
     connection.set_progress_handler(
         lambda: time.monotonic() > record.info.get("until", math.inf), INSTRUCTIONS
@@ -185,8 +191,10 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     """Writers take the write lock at once, and so see the changes of the previous writer."""
-    reading = connection.get_execution_options().get("reading")
+    options = connection.get_execution_options()
+    reading, keys = options.get("reading"), "OFF" if options.get("rebuilding") else "ON"
     connection.info["until"] = time.monotonic() + MAX_READING_S if reading else math.inf
+    connection.exec_driver_sql(f"PRAGMA foreign_keys={keys}")  # without effect in a transaction
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
