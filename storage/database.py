@@ -58,19 +58,21 @@ class Database:
 
     @contextmanager
     def transaction(
-        self, *, reading: bool = False, rebuilding: bool = False
+        self, *, reading: bool = False, limited: bool = True, rebuilding: bool = False
     ) -> Iterator[sa.Connection]:
         """A connection that commits at the end, rolls back on errors and translates the driver's.
 
         Args:
             reading: read-only; readers do not wait for SQLite's write lock.
+            limited: whether a read is given up after `MAX_READING_S`.
             rebuilding: in SQLite, to drop a table and rebuild it deletes no row of the tables that
                 refer to it.
 
         Raises StorageError: the database refused the transaction, or cannot be read.
         """
         with self._connection() as connection:
-            connection.execution_options(reading=reading, rebuilding=rebuilding)
+            limited = reading and limited
+            connection.execution_options(reading=reading, limited=limited, rebuilding=rebuilding)
             with connection.begin():
                 yield connection
 

@@ -17,6 +17,7 @@ from storage.records import StorageError
 
 BUSY_TIMEOUT_MS = 15_000
 MAX_READING_S = 10.0
+"""For reads that search; those of whole runs by their ids take as long as the runs are."""
 INSTRUCTIONS = 50_000
 """SQLite's virtual-machine instructions between two checks of the clock: about a millisecond."""
 LOST_AFTER_S = 30
@@ -129,7 +130,7 @@ def disk_is_full(error: sa.exc.SQLAlchemyError) -> bool:
 
 
 def prepare(engine: sa.Engine) -> None:
-    """Set a database up: reads have a time limit and a consistent snapshot, writers queue.
+    """Set a database up: reads have a consistent snapshot and a time limit, writers queue.
 
     SQLite gets a write-ahead log, and transactions that wait for the write lock.
     """
@@ -161,10 +162,12 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
 
 def _begin_postgresql(connection: sa.Connection) -> None:
     """Readers see a consistent snapshot, as on SQLite."""
-    if connection.get_execution_options().get("reading"):
+    options = connection.get_execution_options()
+    if options.get("reading"):
+        limit_ms = int(1000 * MAX_READING_S) if options.get("limited") else 0  # 0: none
         connection.exec_driver_sql(
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
-            f"SET LOCAL statement_timeout = {int(1000 * MAX_READING_S)}"
+            f"SET LOCAL statement_timeout = {limit_ms}"
         )
 
 
@@ -193,7 +196,8 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     """Writers take the write lock at once, and so see the changes of the previous writer."""
     options = connection.get_execution_options()
     reading, keys = options.get("reading"), "OFF" if options.get("rebuilding") else "ON"
-    connection.info["until"] = time.monotonic() + MAX_READING_S if reading else math.inf
+    limit_s = MAX_READING_S if options.get("limited") else math.inf
+    connection.info["until"] = time.monotonic() + limit_s
     connection.exec_driver_sql(f"PRAGMA foreign_keys={keys}")  # without effect in a transaction
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
