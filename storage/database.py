@@ -19,6 +19,7 @@ from storage.dialects import (
     disk_is_full,
     engine_options,
     in_memory,
+    is_locked,
     is_lost,
     num_dangling,
     prepare,
@@ -26,7 +27,7 @@ from storage.dialects import (
     refuse_once_removed,
     timed_out,
 )
-from storage.records import OutOfReachError, StorageError
+from storage.records import BusyError, OutOfReachError, StorageError
 from storage.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -203,6 +204,8 @@ class Database:
         if is_lost(error):
             remedy = "Check that its server is running and accepts this machine."
             return OutOfReachError(f"{where} cannot be reached: {reason}. {remedy}")
+        if is_locked(error):
+            return BusyError(f"{where} is locked by another program. End it, or try again later.")
         if disk_is_full(error):
             return StorageError(
                 f"{where} cannot be written: the disk is full. Make room, or give another --db."

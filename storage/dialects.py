@@ -116,6 +116,14 @@ def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
     return error.connection_invalidated or code is None or code.startswith(("08", "57P"))
 
 
+def is_locked(error: sa.exc.SQLAlchemyError) -> bool:
+    """Whether others kept the database, or all of this process's connections, for too long."""
+    orig = getattr(error, "orig", None)
+    busy = getattr(orig, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+    lacks_lock = busy or getattr(orig, "sqlstate", None) == "55P03"
+    return lacks_lock or isinstance(error, sa.exc.TimeoutError)
+
+
 def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
     """Whether a read exceeded its time limit."""
     orig = getattr(error, "orig", None)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.pages import WAIT_MS, GeneratePage, held_back, saved
 from tests.playground.asks import finished, start, until
-from tests.playground.serving import Served
+from tests.playground.serving import Served, serving_tiny
 from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
@@ -260,3 +260,14 @@ def test_runs_are_carried_away_and_back_and_found_by_group(
     page.tab.fill("#pg-runs-further input", "fast ones")
     page.tab.keyboard.press("Enter")
     page.tab.wait_for_selector("#pg-runs [role=alert] >> text=A filter must be like")
+
+
+def test_a_log_that_fails_is_named_by_whatever_needed_it(chromium: Any, tmp_path: Path) -> None:
+    with serving_tiny(tmp_path) as own, GeneratePage.opened(chromium, own.url) as page:
+        finished_run(own.log, prompt_text="Group me.", labels={"compare": "grouped"})
+        finished_run(own.log, prompt_text="Group me.")
+        opened(page, "Group me.")
+        aside = (tmp_path / "runs.db").rename(tmp_path / "aside.db")
+        page.tab.locator("#pg-runs tr.group button").first.click()
+        page.tab.locator("#pg-error", has_text="was removed or replaced").wait_for()
+        aside.rename(tmp_path / "runs.db")
