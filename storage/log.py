@@ -11,7 +11,7 @@ from storage import owner, schema, writing
 from storage.benchmarks import Artifacts, Benchmarks, Experiments
 from storage.database import Database
 from storage.dialects import advisory_lock
-from storage.query import RunReader, exists
+from storage.query import RunReader, exists, read_summaries
 from storage.records import LogWatcher, NewRun, StepRow, StorageError, StoredRun
 from storage.schema import new_id, run_details, runs, steps
 
@@ -175,6 +175,19 @@ class RunLog(RunReader):
             writing.write_remark(connection, run_id)
             if tags is not None:
                 writing.write_tags(connection, run_id, tags)
+
+    def retag(self, run_ids: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> None:
+        """Remove tags of runs and add others; unknown ids are skipped.
+
+        Raises StorageError: a run would have too many; none is changed.
+        """
+        with self._database.transaction() as connection:
+            advisory_lock(connection, "tags")
+            for run in read_summaries(connection, run_ids):
+                new = (*(tag for tag in run.tags if tag not in remove), *add)
+                if len({*new}) > writing.MAX_TAGS:
+                    raise StorageError(f"tags of a run must be at most {writing.MAX_TAGS}.")
+                writing.write_tags(connection, run.id, new)
 
     def set_deleted(self, run_ids: Sequence[str], deleted: bool = True) -> None:
         """Hide runs, or show them again; all of them or none.

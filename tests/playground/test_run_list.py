@@ -21,10 +21,18 @@ from playground.runs.query import TableQuery, filter_texts, read_filters, read_l
 from playground.runs.table import RunTable
 from playground.web.run_files import RunFiles
 from playground.web.runs import TABLE
-from storage import RunLog
+from storage import RunLog, StorageError
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
-from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
+from tests.storage.conftest import (
+    NUM_THREADS,
+    begun_benchmark,
+    errors_at_once,
+    finish,
+    finished_run,
+    new_run,
+    timed_run,
+)
 
 PLAIN = {"decoding_type": "Autoregressive"}
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 4}
@@ -228,11 +236,19 @@ def test_ticked_runs_are_tagged_together_or_not_at_all(log: RunLog) -> None:
     few = finished_run(log)
     act(log, ids, add=["new", "new"], remove=["old"])
     act(log, ids[:1], deleted=True)
-    with pytest.raises(ConfigError, match="tags .* at most 50"):  # no more could be imported
+    with pytest.raises(StorageError, match="tags .* at most 50"):  # no more could be imported
         act(log, [few, *ids], add=[f"a{n}" for n in range(49)])
     act(log, [few, *ids, "nope"], add=["x"])
     tags = [stored_run(log, i).tags for i in (*ids, few)]
     assert tags == [("keep", "new", "x")] * 3 + [("x",)]
+
+
+def test_tags_that_several_tabs_add_at_once_are_all_kept(log: RunLog) -> None:
+    ids = [finished_run(log, tags=("old",)) for _ in range(3)]
+    errors = errors_at_once(lambda n: act(log, ids, add=[f"tab {n}"], remove=["old"]))
+    assert errors == []
+    every = tuple(f"tab {n}" for n in range(NUM_THREADS))
+    assert [stored_run(log, run_id).tags for run_id in ids] == [every] * 3
 
 
 def test_ticked_runs_are_exported_deleted_or_not(log: RunLog) -> None:
