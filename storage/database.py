@@ -208,7 +208,8 @@ class Database:
             return BusyError(f"{where} is locked by another program. End it, or try again later.")
         if disk_is_full(error):
             return StorageError(
-                f"{where} cannot be written: the disk is full. Make room, or give another --db."
+                f"{where} cannot be written: the disk is full, or fails. Make room, or give "
+                "another --db."
             )
         what = "file" if self.url.get_backend_name() == "sqlite" else "server"
         return StorageError(
@@ -250,7 +251,9 @@ def _engine(url: sa.URL) -> sa.Engine:
             _create_private(file)
             refuse_once_removed(engine, file)  # first, so that its message wins
         except OSError as error:
-            raise StorageError(f"{file} cannot be created: {error.strerror}.") from error
+            raise StorageError(
+                f"{file} cannot be created: {error.strerror}. Give another --db."
+            ) from error
     prepare(engine)
     return engine
 

@@ -20,6 +20,7 @@ MAX_READING_S = 10.0
 """For reads that search; those of whole runs by their ids take as long as the runs are."""
 INSTRUCTIONS = 50_000
 """SQLite's virtual-machine instructions between two checks of the clock: about a millisecond."""
+NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
 LOST_AFTER_S = 30
 """A server that does not answer for this long counts as lost."""
 _ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
@@ -131,10 +132,10 @@ def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
 
 
 def disk_is_full(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether the disk is full."""
+    """Whether the disk or its quota is full; SQLite seldom tells that from a disk that fails."""
     orig = getattr(error, "orig", None)
     name = getattr(orig, "sqlite_errorname", "")
-    return name == "SQLITE_FULL" or getattr(orig, "sqlstate", None) == "53100"
+    return name in NO_ROOM or getattr(orig, "sqlstate", None) == "53100"
 
 
 def prepare(engine: sa.Engine) -> None:
