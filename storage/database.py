@@ -18,6 +18,7 @@ from storage.dialects import (
     advisory_lock,
     disk_is_full,
     engine_options,
+    free_space,
     in_memory,
     is_locked,
     is_lost,
@@ -215,6 +216,11 @@ class Database:
         return StorageError(
             f"{where} cannot be used: {reason}. Check the {what}, or give another --db."
         )
+
+    def free_space(self) -> None:
+        """Shrink a SQLite file by what was deleted; PostgreSQL's server does so by itself."""
+        with self._connection() as connection:
+            free_space(connection)
 
     def close(self) -> None:
         self.engine.dispose()

@@ -21,6 +21,8 @@ MAX_READING_S = 10.0
 INSTRUCTIONS = 50_000
 """SQLite's virtual-machine instructions between two checks of the clock: about a millisecond."""
 NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
+PAGES = 1000
+"""Pages that are given back in one transaction."""
 LOST_AFTER_S = 30
 """A server that does not answer for this long counts as lost."""
 _ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
@@ -155,6 +157,22 @@ def advisory_lock(connection: sa.Connection, name: str) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
+def free_space(connection: sa.Connection) -> None:
+    """Give the pages of deleted rows back to the disk, a few at a time, so that others can write.
+
+    A file of an older version is first rewritten as a whole, while writers wait.
+    """
+    if connection.dialect.name == "postgresql":
+        return
+    connection.info["until"] = math.inf
+    cursor = connection.connection.cursor()
+    if cursor.execute("PRAGMA auto_vacuum").fetchone() != (2,):  # INCREMENTAL
+        cursor.execute("VACUUM")
+    while cursor.execute("PRAGMA freelist_count").fetchone() != (0,):
+        cursor.execute(f"PRAGMA incremental_vacuum({PAGES})").fetchall()
+    cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def num_dangling(connection: sa.Connection) -> int:
     """Number of rows that refer to a missing one, which is possible only in SQLite."""
     if connection.dialect.name == "postgresql":
@@ -184,6 +202,7 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
     """Use a write-ahead log, so that readers and the writer do not block each other."""
     connection.isolation_level = None  # the driver begins late, never before DDL; we begin
     cursor = connection.cursor()
+    cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file; see `free_space`
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:

@@ -15,6 +15,9 @@ from storage.query import RunReader, exists, read_summaries
 from storage.records import LogWatcher, NewRun, StepRow, StorageError, StoredRun
 from storage.schema import new_id, run_details, runs, steps
 
+ERASED_AT_ONCE = 500
+"""Runs per transaction, so that others can write in between."""
+
 
 class RunLog(RunReader):
     """All runs in one database; safe to use from several threads and processes.
@@ -199,6 +202,24 @@ class RunLog(RunReader):
         with self._database.transaction() as connection:
             if connection.execute(change).rowcount < len({*run_ids}):
                 raise StorageError("One of these runs is not in the log. Load the page again.")
+
+    def erase(self, run_ids: Sequence[str]) -> int:
+        """Delete runs for good, and free their space; returns their number.
+
+        Runs that are not hidden, or are still running, are kept.
+
+        Raises StorageError: the log cannot be written, or not made smaller.
+        """
+        num_erased = 0
+        for start in range(0, len(run_ids), ERASED_AT_ONCE):
+            with self._database.transaction() as connection:
+                ids = run_ids[start : start + ERASED_AT_ONCE]
+                num_erased += writing.erase(connection, ids)
+        try:
+            self._database.free_space()
+        except StorageError as error:
+            raise StorageError(f"The runs are erased, but take up space: {error}") from error
+        return num_erased
 
     def write_whole(self, new: Sequence[StoredRun]) -> int:
         """Add runs of another log in one transaction; returns the number of new ones.

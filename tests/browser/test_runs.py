@@ -169,9 +169,26 @@ def test_deleted_runs_come_back(page: GeneratePage, served: Served) -> None:
     page.pick("runs-status", "deleted")
     page.tab.locator(f"{ROWS}.deleted", has_text="Delete me.").wait_for()
     shows(page, "Delete me.", rows=1)
+    assert not page.tab.is_visible("#pg-runs-erase")
     page.tab.locator(f"{ROWS} .tick input").first.check()
     page.tab.click("#pg-runs-delete:enabled >> text=restore")
     page.tab.wait_for_selector("#pg-runs .empty")
+
+
+def test_a_deleted_run_is_erased(page: GeneratePage, served: Served) -> None:
+    run = finished(start(served.host, prompt="Erase me."))
+    opened(page, "Erase me.")
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.click("#pg-runs-delete:enabled")
+    said(page, "They are only hidden")
+    page.pick("runs-status", "deleted")
+    page.tab.locator(f"{ROWS}.deleted", has_text="Erase me.").wait_for()
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.click("#pg-runs-erase")
+    said(page, "Erased 1 run for good.")
+    page.tab.wait_for_selector("#pg-runs .empty")
+    page.tab.wait_for_selector("#pg-runs-erase", state="hidden")
+    assert served.log.get(run.log_id or "") is None
 
 
 def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served) -> None:
