@@ -20,7 +20,8 @@ MAX_READING_S = 10.0
 """For reads that search; those of whole runs by their ids take as long as the runs are."""
 INSTRUCTIONS = 50_000
 """SQLite's virtual-machine instructions between two checks of the clock: about a millisecond."""
-NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
+LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")
+NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "53100")
 PAGES = 1000
 """Pages that are given back in one transaction."""
 LOST_AFTER_S = 30
@@ -119,25 +120,25 @@ def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
     return error.connection_invalidated or code is None or code.startswith(("08", "57P"))
 
 
+def _code(error: sa.exc.SQLAlchemyError) -> str:
+    """SQLite's name of an error, or the server's SQLSTATE."""
+    orig = getattr(error, "orig", None)
+    return getattr(orig, "sqlite_errorname", None) or getattr(orig, "sqlstate", None) or ""
+
+
 def is_locked(error: sa.exc.SQLAlchemyError) -> bool:
     """Whether others kept the database, or all of this process's connections, for too long."""
-    orig = getattr(error, "orig", None)
-    busy = getattr(orig, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-    lacks_lock = busy or getattr(orig, "sqlstate", None) == "55P03"
-    return lacks_lock or isinstance(error, sa.exc.TimeoutError)
+    return _code(error).startswith(LOCKED) or isinstance(error, sa.exc.TimeoutError)
 
 
 def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
     """Whether a read exceeded its time limit."""
-    orig = getattr(error, "orig", None)
-    return str(orig) == "interrupted" or getattr(orig, "sqlstate", None) == "57014"
+    return _code(error) in ("SQLITE_INTERRUPT", "57014")
 
 
 def disk_is_full(error: sa.exc.SQLAlchemyError) -> bool:
     """Whether the disk or its quota is full; SQLite seldom tells that from a disk that fails."""
-    orig = getattr(error, "orig", None)
-    name = getattr(orig, "sqlite_errorname", "")
-    return name in NO_ROOM or getattr(orig, "sqlstate", None) == "53100"
+    return _code(error) in NO_ROOM
 
 
 def prepare(engine: sa.Engine) -> None:
