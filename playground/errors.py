@@ -29,11 +29,14 @@ logger = logging.getLogger(__name__)
 class Fault:
     """What to tell the user instead of a result.
 
-    `expected` is False for a bug: its traceback is in the server's log under `where`.
+    Attributes:
+        expected: False for a bug: its traceback is in the server's log under `where`.
+        kind: the class of what was raised; the error itself would keep the tensors of its frames.
     """
 
     sentence: str
     expected: bool
+    kind: type[BaseException] = PlaygroundError
 
 
 def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
@@ -68,15 +71,16 @@ def _in_users_code(error: BaseException) -> str:
 def fault_of(error: BaseException, *, where: str) -> Fault:
     """The fault to show for an exception."""
     if isinstance(error, PlaygroundError | StorageError):
-        return Fault(str(error), expected=True)
+        return Fault(str(error), True, type(error))
     if disk_is_full(error):
         place = getattr(error, "filename", None) or f"A file of {where}"
-        return Fault(write_error_text(place, error), expected=True)
+        return Fault(write_error_text(place, error), True, type(error))
     logger.exception("unexpected error in %s", where, exc_info=error)
     if theirs := _in_users_code(error):
-        return Fault(f"Your drafter failed in {where}.\n{theirs}", expected=False)
+        return Fault(f"Your drafter failed in {where}.\n{theirs}", False, type(error))
     return Fault(
         f"Something broke in {where}. The details are in the server's log; the rest of the "
         "page still works.",
-        expected=False,
+        False,
+        type(error),
     )

@@ -9,6 +9,7 @@ from storage.records import PLAIN as PLAIN
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
 from storage.records import BenchmarkHead as BenchmarkHead
+from storage.records import BusyError as BusyError
 from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
 from storage.records import GroupKey as GroupKey

@@ -10,12 +10,11 @@ import sqlalchemy as sa
 from storage.database import Database
 from storage.dialects import advisory_lock
 from storage.log import RunLog
-from storage.query import read_wholes
 from storage.schema import artifacts, benchmarks, runs
 from storage.writing import IMPORTED, write_whole
 
-BATCH = 50
-"""Runs per transaction."""
+BATCH = 20
+"""Runs per transaction; only one is in memory, since a long one takes a hundred MB."""
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ def copy_log(from_log: RunLog, to_log: RunLog) -> Generator[CopyProgress, None, 
     Raises StorageError: one of the databases failed.
     """
     source, into = from_log._database, to_log._database
-    with source.transaction(reading=True) as connection:
+    with source.transaction(reading=True, limited=False) as connection:
         query = sa.select(sa.func.count()).select_from(runs)
         total = connection.scalar(query) or 0
         num_running = connection.scalar(query.where(runs.c.status == "running")) or 0
@@ -50,11 +49,11 @@ def copy_log(from_log: RunLog, to_log: RunLog) -> Generator[CopyProgress, None, 
     progress = CopyProgress(total, total - num_running - len(missing), num_running)
     progress.benchmarks = _copy(source, into, benchmarks, benchmarks.c.status != "running")
     for start in range(0, len(missing), BATCH):
-        with source.transaction(reading=True) as connection:
-            batch = read_wholes(connection, missing[start : start + BATCH])
         with into.transaction() as connection:
             advisory_lock(connection, "import")
-            progress.runs += write_whole(connection, batch)
+            for run_id in missing[start : start + BATCH]:
+                whole = from_log.read_whole(run_id)
+                progress.runs += write_whole(connection, [whole] if whole else [])
         yield progress
     benchmark_id = artifacts.c.benchmark_id
     running = sa.select(benchmarks.c.id).where(benchmarks.c.status == "running")
@@ -68,9 +67,9 @@ def _missing(
 ) -> list[str]:
     """Ids of the rows that the destination lacks, oldest first."""
     query = sa.select(table.c.id).where(*where).order_by(table.c.created_at, table.c.id)
-    with source.transaction(reading=True) as connection:
+    with source.transaction(reading=True, limited=False) as connection:
         ids = connection.scalars(query).all()
-    with into.transaction(reading=True) as connection:
+    with into.transaction(reading=True, limited=False) as connection:
         present = set(connection.scalars(sa.select(table.c.id)))
     return [row_id for row_id in ids if row_id not in present]
 
@@ -79,7 +78,7 @@ def _copy(source: Database, into: Database, table: sa.Table, *where: sa.ColumnEl
     """Copy the rows that the destination lacks, one at a time; returns their number."""
     missing = _missing(source, into, table, *where)
     for row_id in missing:
-        with source.transaction(reading=True) as connection:
+        with source.transaction(reading=True, limited=False) as connection:
             row = connection.execute(sa.select(table).where(table.c.id == row_id)).one_or_none()
         if row is not None:
             values = {name: value for name, value in row._mapping.items() if name != "owner"}

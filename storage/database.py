@@ -18,14 +18,17 @@ from storage.dialects import (
     advisory_lock,
     disk_is_full,
     engine_options,
+    free_space,
     in_memory,
+    is_locked,
     is_lost,
+    num_dangling,
     prepare,
     redacted,
     refuse_once_removed,
     timed_out,
 )
-from storage.records import OutOfReachError, StorageError
+from storage.records import BusyError, OutOfReachError, StorageError
 from storage.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -56,16 +59,22 @@ class Database:
             undo.pop_all()
 
     @contextmanager
-    def transaction(self, *, reading: bool = False) -> Iterator[sa.Connection]:
+    def transaction(
+        self, *, reading: bool = False, limited: bool = True, rebuilding: bool = False
+    ) -> Iterator[sa.Connection]:
         """A connection that commits at the end, rolls back on errors and translates the driver's.
 
         Args:
             reading: read-only; readers do not wait for SQLite's write lock.
+            limited: whether a read is given up after `MAX_READING_S`.
+            rebuilding: in SQLite, to drop a table and rebuild it deletes no row of the tables that
+                refer to it.
 
         Raises StorageError: the database refused the transaction, or cannot be read.
         """
         with self._connection() as connection:
-            connection.execution_options(reading=reading)
+            limited = reading and limited
+            connection.execution_options(reading=reading, limited=limited, rebuilding=rebuilding)
             with connection.begin():
                 yield connection
 
@@ -143,17 +152,25 @@ class Database:
 
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        scripts = ScriptDirectory.from_config(config).walk_revisions()
-        revisions = {script.revision for script in scripts}
-        with _MIGRATING, self.transaction() as connection:
+        scripts = ScriptDirectory.from_config(config)
+        revisions = {script.revision for script in scripts.walk_revisions()}
+        head = scripts.get_current_head()
+        with _MIGRATING, self.transaction(rebuilding=True) as connection:
             advisory_lock(connection, "migration")
             config.attributes["connection"] = connection
             current = MigrationContext.configure(connection).get_current_revision()
             if self._is_new(connection, current, revisions):
                 metadata.create_all(connection)
                 command.stamp(config, "head")
-            else:
+            elif current != head:
+                num_before = num_dangling(connection)
                 command.upgrade(config, "head")
+                if num_dangling(connection) > num_before:
+                    raise StorageError(
+                        f"The run log {redacted(self.url)} was not changed: after its update to "
+                        f"schema {head}, rows would refer to missing ones. Use the version that "
+                        "wrote it, or give another --db."
+                    )
 
     def _is_new(self, connection: sa.Connection, current: str | None, revisions: set[str]) -> bool:
         """Whether the database is empty.
@@ -188,14 +205,22 @@ class Database:
         if is_lost(error):
             remedy = "Check that its server is running and accepts this machine."
             return OutOfReachError(f"{where} cannot be reached: {reason}. {remedy}")
+        if is_locked(error):
+            return BusyError(f"{where} is locked by another program. End it, or try again later.")
         if disk_is_full(error):
             return StorageError(
-                f"{where} cannot be written: the disk is full. Make room, or give another --db."
+                f"{where} cannot be written: the disk is full, or fails. Make room, or give "
+                "another --db."
             )
         what = "file" if self.url.get_backend_name() == "sqlite" else "server"
         return StorageError(
             f"{where} cannot be used: {reason}. Check the {what}, or give another --db."
         )
+
+    def free_space(self) -> None:
+        """Shrink a SQLite file by what was deleted; PostgreSQL's server does so by itself."""
+        with self._connection() as connection:
+            free_space(connection)
 
     def close(self) -> None:
         self.engine.dispose()
@@ -232,7 +257,9 @@ def _engine(url: sa.URL) -> sa.Engine:
             _create_private(file)
             refuse_once_removed(engine, file)  # first, so that its message wins
         except OSError as error:
-            raise StorageError(f"{file} cannot be created: {error.strerror}.") from error
+            raise StorageError(
+                f"{file} cannot be created: {error.strerror}. Give another --db."
+            ) from error
     prepare(engine)
     return engine
 

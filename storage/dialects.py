@@ -17,8 +17,13 @@ from storage.records import StorageError
 
 BUSY_TIMEOUT_MS = 15_000
 MAX_READING_S = 10.0
+"""For reads that search; those of whole runs by their ids take as long as the runs are."""
 INSTRUCTIONS = 50_000
 """SQLite's virtual-machine instructions between two checks of the clock: about a millisecond."""
+LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")
+NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "53100")
+PAGES = 1000
+"""Pages that are given back in one transaction."""
 LOST_AFTER_S = 30
 """A server that does not answer for this long counts as lost."""
 _ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
@@ -115,21 +120,29 @@ def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
     return error.connection_invalidated or code is None or code.startswith(("08", "57P"))
 
 
+def _code(error: sa.exc.SQLAlchemyError) -> str:
+    """SQLite's name of an error, or the server's SQLSTATE."""
+    orig = getattr(error, "orig", None)
+    return getattr(orig, "sqlite_errorname", None) or getattr(orig, "sqlstate", None) or ""
+
+
+def is_locked(error: sa.exc.SQLAlchemyError) -> bool:
+    """Whether others kept the database, or all of this process's connections, for too long."""
+    return _code(error).startswith(LOCKED) or isinstance(error, sa.exc.TimeoutError)
+
+
 def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
     """Whether a read exceeded its time limit."""
-    orig = getattr(error, "orig", None)
-    return str(orig) == "interrupted" or getattr(orig, "sqlstate", None) == "57014"
+    return _code(error) in ("SQLITE_INTERRUPT", "57014")
 
 
 def disk_is_full(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether the disk is full."""
-    orig = getattr(error, "orig", None)
-    name = getattr(orig, "sqlite_errorname", "")
-    return name == "SQLITE_FULL" or getattr(orig, "sqlstate", None) == "53100"
+    """Whether the disk or its quota is full; SQLite seldom tells that from a disk that fails."""
+    return _code(error) in NO_ROOM
 
 
 def prepare(engine: sa.Engine) -> None:
-    """Set a database up: reads have a time limit and a consistent snapshot, writers queue.
+    """Set a database up: reads have a consistent snapshot and a time limit, writers queue.
 
     SQLite gets a write-ahead log, and transactions that wait for the write lock.
     """
@@ -145,6 +158,29 @@ def advisory_lock(connection: sa.Connection, name: str) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
+def free_space(connection: sa.Connection) -> None:
+    """Give the pages of deleted rows back to the disk, a few at a time, so that others can write.
+
+    A file of an older version is first rewritten as a whole, while writers wait.
+    """
+    if connection.dialect.name == "postgresql":
+        return
+    connection.info["until"] = math.inf
+    cursor = connection.connection.cursor()
+    if cursor.execute("PRAGMA auto_vacuum").fetchone() != (2,):  # INCREMENTAL
+        cursor.execute("VACUUM")
+    while cursor.execute("PRAGMA freelist_count").fetchone() != (0,):
+        cursor.execute(f"PRAGMA incremental_vacuum({PAGES})").fetchall()
+    cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def num_dangling(connection: sa.Connection) -> int:
+    """Number of rows that refer to a missing one, which is possible only in SQLite."""
+    if connection.dialect.name == "postgresql":
+        return 0
+    return len(connection.exec_driver_sql("PRAGMA foreign_key_check").all())
+
+
 def _prepare_postgresql(connection: Any, record: Any) -> None:
     """No JIT, which takes longer than any of our queries, and a time limit on lock waits."""
     settings = {"jit": "off", "work_mem": "'32MB'", "lock_timeout": BUSY_TIMEOUT_MS}
@@ -154,10 +190,12 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
 
 def _begin_postgresql(connection: sa.Connection) -> None:
     """Readers see a consistent snapshot, as on SQLite."""
-    if connection.get_execution_options().get("reading"):
+    options = connection.get_execution_options()
+    if options.get("reading"):
+        limit_ms = int(1000 * MAX_READING_S) if options.get("limited") else 0  # 0: none
         connection.exec_driver_sql(
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
-            f"SET LOCAL statement_timeout = {int(1000 * MAX_READING_S)}"
+            f"SET LOCAL statement_timeout = {limit_ms}"
         )
 
 
@@ -165,6 +203,7 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
     """Use a write-ahead log, so that readers and the writer do not block each other."""
     connection.isolation_level = None  # the driver begins late, never before DDL; we begin
     cursor = connection.cursor()
+    cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file; see `free_space`
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
@@ -176,7 +215,6 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
                 raise
             time.sleep(0.01)
     cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
     connection.set_progress_handler(
         lambda: time.monotonic() > record.info.get("until", math.inf), INSTRUCTIONS
@@ -185,8 +223,11 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     """Writers take the write lock at once, and so see the changes of the previous writer."""
-    reading = connection.get_execution_options().get("reading")
-    connection.info["until"] = time.monotonic() + MAX_READING_S if reading else math.inf
+    options = connection.get_execution_options()
+    reading, keys = options.get("reading"), "OFF" if options.get("rebuilding") else "ON"
+    limit_s = MAX_READING_S if options.get("limited") else math.inf
+    connection.info["until"] = time.monotonic() + limit_s
+    connection.exec_driver_sql(f"PRAGMA foreign_keys={keys}")  # without effect in a transaction
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 

@@ -11,9 +11,12 @@ from storage import owner, schema, writing
 from storage.benchmarks import Artifacts, Benchmarks, Experiments
 from storage.database import Database
 from storage.dialects import advisory_lock
-from storage.query import RunReader, exists
+from storage.query import RunReader, exists, read_summaries
 from storage.records import LogWatcher, NewRun, StepRow, StorageError, StoredRun
 from storage.schema import new_id, run_details, runs, steps
+
+ERASED_AT_ONCE = 500
+"""Runs per transaction, so that others can write in between."""
 
 
 class RunLog(RunReader):
@@ -176,6 +179,19 @@ class RunLog(RunReader):
             if tags is not None:
                 writing.write_tags(connection, run_id, tags)
 
+    def retag(self, run_ids: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> None:
+        """Remove tags of runs and add others; unknown ids are skipped.
+
+        Raises StorageError: a run would have too many; none is changed.
+        """
+        with self._database.transaction() as connection:
+            advisory_lock(connection, "tags")
+            for run in read_summaries(connection, run_ids):
+                new = (*(tag for tag in run.tags if tag not in remove), *add)
+                if len({*new}) > writing.MAX_TAGS:
+                    raise StorageError(f"tags of a run must be at most {writing.MAX_TAGS}.")
+                writing.write_tags(connection, run.id, new)
+
     def set_deleted(self, run_ids: Sequence[str], deleted: bool = True) -> None:
         """Hide runs, or show them again; all of them or none.
 
@@ -186,6 +202,24 @@ class RunLog(RunReader):
         with self._database.transaction() as connection:
             if connection.execute(change).rowcount < len({*run_ids}):
                 raise StorageError("One of these runs is not in the log. Load the page again.")
+
+    def erase(self, run_ids: Sequence[str]) -> int:
+        """Delete runs for good, and free their space; returns their number.
+
+        Runs that are not hidden, or are still running, are kept.
+
+        Raises StorageError: the log cannot be written, or not made smaller.
+        """
+        num_erased = 0
+        for start in range(0, len(run_ids), ERASED_AT_ONCE):
+            with self._database.transaction() as connection:
+                ids = run_ids[start : start + ERASED_AT_ONCE]
+                num_erased += writing.erase(connection, ids)
+        try:
+            self._database.free_space()
+        except StorageError as error:
+            raise StorageError(f"The runs are erased, but take up space: {error}") from error
+        return num_erased
 
     def write_whole(self, new: Sequence[StoredRun]) -> int:
         """Add runs of another log in one transaction; returns the number of new ones.

@@ -185,7 +185,7 @@ class RunReader:
         """
         for start in range(0, len(run_ids), DETAILS_PAGE):
             ids = run_ids[start : start + DETAILS_PAGE]
-            with self._database.transaction(reading=True) as connection:
+            with self._database.transaction(reading=True, limited=False) as connection:
                 stored = read_wholes(connection, ids, without_steps=True)
             page = {one.run.id: one.run for one in stored}
             yield from (page[run_id] for run_id in ids if run_id in page)
@@ -199,7 +199,7 @@ class RunReader:
 
     def read_whole(self, run_id: str) -> StoredRun | None:
         """A run with its steps; None if there is no such run."""
-        with self._database.transaction(reading=True) as connection:
+        with self._database.transaction(reading=True, limited=False) as connection:
             return next(iter(read_wholes(connection, [run_id])), None)
 
     def steps(self, run_id: str, start: int = 0, stop: int | None = None) -> tuple[StepRow, ...]:

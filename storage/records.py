@@ -15,8 +15,12 @@ class StorageError(Exception):
     """The run log cannot be read or written; the message says why and what to do."""
 
 
-class OutOfReachError(StorageError):
-    """The database's server cannot be reached, perhaps only for a moment."""
+class BusyError(StorageError):
+    """The database is locked or out of reach, perhaps only for a moment."""
+
+
+class OutOfReachError(BusyError):
+    """The database's server cannot be reached."""
 
 
 Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]

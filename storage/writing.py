@@ -109,6 +109,19 @@ def write_steps(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) 
     insert_rows(connection, steps, rows)
 
 
+def erase(connection: sa.Connection, run_ids: Sequence[str]) -> int:
+    """Delete hidden runs that have ended, and the search texts of prompts of no other run."""
+    if connection.dialect.name == "postgresql":  # so that no new run relies on such a text
+        connection.exec_driver_sql("LOCK TABLE prompt_texts IN SHARE ROW EXCLUSIVE MODE")
+    erased = runs.c.id.in_(run_ids), runs.c.deleted_at.is_not(None), runs.c.status != "running"
+    delete = runs.delete().where(*erased).returning(runs.c.prompt_id)
+    prompt_ids = connection.scalars(delete).all()
+    key = prompt_texts.c.prompt_id
+    unused = key.in_(prompt_ids), ~sa.exists().where(runs.c.prompt_id == key)
+    connection.execute(prompt_texts.delete().where(*unused))
+    return len(prompt_ids)
+
+
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Column values of a run's figures; columns without a figure are not changed."""
     figures = {**metrics, **(metrics.get("time_split") or {})}

@@ -29,8 +29,9 @@ class RunFailedError(PlaygroundError):
 
     def __init__(self, run: LiveRun) -> None:
         super().__init__(run.error or "The run was stopped.")
-        self.status = 400 if run.refused else 500 if run.state == "failed" else 503
-        """HTTP status: the request is at fault, the server is, or the run was stopped."""
+        has_broken = run.state == "failed" and not run.unavailable
+        self.status = 400 if run.refused else 500 if has_broken else 503
+        """HTTP status: the request is at fault, the server is, or it may succeed later."""
 
 
 class Answer:

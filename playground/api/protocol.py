@@ -26,7 +26,7 @@ from playground.api.fields import NeutralValues, is_neutral
 from playground.api.models import UnknownModelError
 from playground.host.request import MAX_PROMPT_CHARS
 from playground.host.runner import ClosingError, EngineHost, QueueFullError, StuckError
-from storage import StorageError
+from storage import BusyError, StorageError
 
 logger = logging.getLogger(__name__)
 INTERNAL_ERROR = "Internal error. The details are in the server's log."
@@ -37,6 +37,7 @@ STATUSES = {
     StuckError: 503,
     ConfigError: 400,
     PlaygroundError: 500,
+    BusyError: 503,
     StorageError: 500,
 }
 """HTTP statuses by class of error; the first match counts."""

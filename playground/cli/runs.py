@@ -1,4 +1,4 @@
-"""`specdec runs`: `list`, `export`, `import`, `copy`."""
+"""`specdec runs`: `list`, `export`, `import`, `erase`, `copy`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DELETED = "deleted"
 runs = typer.Typer(
     name="runs",
-    help="List, export, import and copy the runs of the log.",
+    help="List, export, import, erase and copy the runs of the log.",
     no_args_is_help=True,
 )
 
@@ -31,7 +31,7 @@ class FilterOptions(LogOptions):
 
     search: str = option("", "Text in the prompt, name, note, method or target, ignoring case.")
     status: str | None = option(
-        None, "completed, cancelled, failed, interrupted, running or deleted."
+        None, "completed, cancelled, failed, interrupted, running, or deleted: hidden until erased."
     )
     filters: list[str] = option(
         [],
@@ -145,6 +145,25 @@ def import_(options: ImportOptions) -> None:
         for file in options.files:
             *_, total = ImportCounts(), *import_runs(log, read_lines(file))
             echo(f"{file}: {total.added} runs imported, {total.present} were already here")
+
+
+@dataclass(kw_only=True)
+class EraseOptions(LogOptions):
+    ids: list[str] | None = argument(None, "Only these deleted runs.", metavar="ID…")
+
+
+@runs.command()
+@command(EraseOptions)
+def erase(options: EraseOptions) -> None:
+    """Erase the deleted runs, which are only hidden until then, and free their space."""
+    from engine.errors import ConfigError
+    from storage import RunQuery
+
+    with options.open_log() as log:
+        ids = log.ids(RunQuery(ids=tuple(options.ids) if options.ids else None, deleted=True))
+        if missing := sorted({*(options.ids or ())} - {*ids}):
+            raise ConfigError(f"{missing[0]!r:.60} must be a deleted run. Delete it on the page.")
+        echo(f"{log.erase(ids)} runs erased")
 
 
 @dataclass(kw_only=True)

@@ -259,7 +259,7 @@ def catalog_within(
     specs = {name: presets.resolve(name) for name in targets}
     configs = [preset.config.model_dump() for preset in catalog.presets.values()]
     weights = [config.get(key) for config in configs for key in ("speculative_model", "datastore")]
-    allowed = AllowedPaths([*targets, *places, *filter(None, weights)])
+    allowed = AllowedPaths({*targets, *places, *filter(None, weights)})
     within = dataclasses.replace(
         catalog,
         targets={**catalog.targets, **specs},
@@ -267,7 +267,7 @@ def catalog_within(
         resolve=allowed.resolve,
         locate=allowed.locate,
         may_open=may_open,
-        admit=allowed.places.append,
+        admit=allowed.places.add,
     )
     within.add_drafters()
     return within
@@ -277,7 +277,7 @@ def catalog_within(
 class AllowedPaths:
     """The hub ids, files and folders that settings may name besides presets."""
 
-    places: list[str]
+    places: set[str]
 
     def resolve(self, name: str) -> TargetSpec:
         """As `presets.resolve`; raises SourceError: the page may not use it."""

@@ -127,6 +127,8 @@ class LiveRun:
     error: str | None = None
     refused: bool = False
     """Whether it could not begin because its request is at fault."""
+    unavailable: bool = False
+    """Whether it failed because the run log is locked or out of reach."""
     result: dict[str, Any] | None = None
     """Result of submitted work, for the page that submitted it."""
     log_id: str | None = None

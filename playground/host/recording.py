@@ -28,7 +28,7 @@ from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
 from playground.host.live import Finish, FirstToken, LiveRun, Message
 from playground.host.request import GenerateRequest
-from storage import NewRun, RunLog, StepRow, StorageError
+from storage import BusyError, NewRun, RunLog, StepRow, StorageError
 
 BATCH_S = 0.05
 MAX_QUEUED = 5000
@@ -93,7 +93,8 @@ class Recording:
         self._thread.join()
         self._attempt(lambda: self._finish(self.fault or fault))
         if error is None and self.fault is not None:
-            raise StorageError(self.fault.sentence)
+            is_busy = issubclass(self.fault.kind, BusyError)
+            raise (BusyError if is_busy else StorageError)(self.fault.sentence)
 
     def put(self, record: Record) -> None:
         """Queue a record; never blocks. Too many that wait for an unreachable log end the run."""

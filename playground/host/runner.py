@@ -35,7 +35,7 @@ from playground.host.plain import BaselineTimer, Timing
 from playground.host.recording import Prompt, decode_and_record, log_failed_start
 from playground.host.request import GenerateRequest
 from playground.host.stream import PARENT, REASON_WORDS, find_run, parent_id, pieces, run_meta
-from storage import PLAIN, RunLog
+from storage import PLAIN, BusyError, RunLog
 
 MAX_WAITING = 32
 RELEASE_S = 60.0
@@ -267,7 +267,9 @@ class EngineHost:
             write = partial(log_failed_start, self.log, run, request, fault.sentence)
             attempt(write, where=f"the log entry of {where}")
         reason = run.finish.reason if run.finish else None
-        run.refused = fault is not None and fault.expected and run.first is None
+        if fault:
+            run.refused = issubclass(fault.kind, PlaygroundError) and run.first is None
+            run.unavailable = issubclass(fault.kind, BusyError)
         run.activity = "failed" if fault else REASON_WORDS.get(reason or "", "done")
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         run.end(state, error=fault.sentence if fault else None)

@@ -21,8 +21,6 @@ from storage import (
     MAX_TAGS,
     RunDetail,
     RunLog,
-    RunQuery,
-    RunSummary,
 )
 
 
@@ -59,21 +57,11 @@ class Selection(Settings):
     deleted: bool | None = None
 
     def apply(self, log: RunLog) -> None:
-        """Tags are changed only if no run gets too many of them.
-
-        Raises ConfigError: one gets too many; StorageError: a run to hide is not in the log.
-        """
+        """Raises StorageError: a run gets too many tags, or one to hide is not in the log."""
         if self.add or self.remove:
-            query = RunQuery(ids=self.ids, deleted=None, limit=len(self.ids))
-            changes = [Annotation.parse(self._retagged(run)) for run in log.rows(query)]
-            for change in changes:
-                change.apply(log)
+            log.retag(self.ids, add=self.add, remove=self.remove)
         if self.deleted is not None:
             log.set_deleted(self.ids, self.deleted)
-
-    def _retagged(self, run: RunSummary) -> dict[str, Any]:
-        kept = (tag for tag in run.tags if tag not in self.remove)
-        return {"id": run.id, "tags": (*kept, *self.add)}
 
 
 def split_tags(text: str | None) -> tuple[str, ...]:

@@ -38,8 +38,8 @@ from storage import (
     StoredRun,
 )
 
-Kind = Literal["json", "csv"]
-"""Whole runs, or a line per run."""
+Kind = Literal["json", "json.gz", "csv"]
+"""Whole runs, or a line per run; also how the file's name ends."""
 FORMAT = "speculative-decoding-playground/runs"
 VERSION = 1
 HEAD = json.dumps({"format": FORMAT, "version": VERSION})[:-1] + ', "runs": [\n'
@@ -63,16 +63,16 @@ JSON_COLUMNS = ("labels", "method", "sampling", "limits")
 def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind) -> Iterator[int]:
     """Write runs; yields the number written so far, after each."""
     columns = [*RUN_COLUMNS, *get_args(Figure), "tags", *JSON_COLUMNS, "prompt", "text"]
-    stream.write(HEAD if kind == "json" else csv_line(columns))
+    stream.write(csv_line(columns) if kind == "csv" else HEAD)
     for number, run_id in enumerate(run_ids):
         stored = log.read_whole(run_id)
         if stored is not None:
-            if kind == "json":
-                stream.write((",\n" if number else "") + run_line(stored))
-            else:
+            if kind == "csv":
                 stream.write(_run_row(stored.run))
+            else:
+                stream.write((",\n" if number else "") + run_line(stored))
         yield number + 1
-    stream.write(TAIL if kind == "json" else "")
+    stream.write("" if kind == "csv" else TAIL)
 
 
 @contextmanager
@@ -84,13 +84,18 @@ def export_stream(file: Path) -> Iterator[IO[str]]:
     Raises ConfigError: the file cannot be written.
     """
     is_special = file.exists() and not file.is_file()
-    opener = cast(Any, gzip.open if file.suffix == ".gz" else open)
     with (
         writing(file),
         nullcontext(file) if is_special else atomic_write(file) as place,
-        opener(place, "wt", encoding="utf-8", newline="\n") as stream,
+        open_text(place, packed=file.suffix == ".gz") as stream,
     ):
         yield stream
+
+
+def open_text(place: Path, *, packed: bool) -> IO[str]:
+    """A new text file, with gzip if `packed`."""
+    opener: Any = gzip.open if packed else open
+    return cast(IO[str], opener(place, "wt", encoding="utf-8", newline="\n"))
 
 
 def run_line(stored: StoredRun) -> str:
@@ -153,11 +158,12 @@ def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[ImportCounts]:
         yield counts
 
 
-def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a file, gzip or not.
+def read_lines(file: Path, most: float = math.inf) -> Iterator[str]:
+    """The lines of a file, gzip or not, of at most `most` characters together.
 
-    Raises ConfigError: it cannot be read, is not text, or has a line longer than any run.
+    Raises ConfigError: it cannot be read, is too long, or has a line longer than any run.
     """
+    total = 0
     try:
         with file.open("rb") as raw:
             packed = raw.peek(2)[:2] == GZIP_MAGIC
@@ -168,6 +174,11 @@ def read_lines(file: Path) -> Iterator[str]:
                         raise ConfigError(
                             f"{file.name} has more than {MAX_CHARS} characters in one line. Keep "
                             "the file as the playground writes it: one run per line."
+                        )
+                    if (total := total + len(line)) > most:
+                        raise ConfigError(
+                            f"{file.name} has more than {most:,} characters when unpacked. Import "
+                            "it with the command `runs import`."
                         )
                     yield line
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

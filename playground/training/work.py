@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from filelock import FileLock
+
 import presets
 from engine.config import Limits
 from engine.decode import decode
@@ -29,7 +31,7 @@ from engine.formats import plural
 from engine.metrics import chain_mat, measure
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus
 from engine.model.files import read_settings
-from engine.model.sources import atomic_write, whole_folder
+from engine.model.sources import atomic_write, whole_folder, writing
 from engine.model.target import Target
 from engine.model.tokenizer import decode as text_of
 from engine.training import session
@@ -69,8 +71,9 @@ class Speeds:
         return {name: values[key] for name, key in self._keys(plan).items() if key in values}
 
     def note(self, plan: TrainPlan, name: str, tok_s: float) -> None:
-        values = self._all() | {self._keys(plan)[name]: tok_s}
-        with atomic_write(self._file) as partial:
+        lock = FileLock(f"{self._file}.lock")
+        with writing(self._file.parent), lock, atomic_write(self._file) as partial:
+            values = self._all() | {self._keys(plan)[name]: tok_s}
             partial.write_text(json.dumps(values, indent=2), encoding="utf-8")
 
     def _keys(self, plan: TrainPlan) -> dict[str, str]:

@@ -123,15 +123,23 @@ class AccessControl:
             await call(scope, limit_body(receive, limit), send)
 
     async def _call_gradio(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a call to Gradio, which fails with 500 if the call does not match its components;
-        the handlers of the playground do not fail (`playground.errors`)."""
+        """Forward a call to Gradio, which fails with 500 if the call does not match its components.
+
+        If the run log fails, the 500 says so (`shell.Pages`); nothing else in the playground's
+        handlers fails (`playground.errors`).
+        """
         stale = _refused(422, STALE_PAGE, scope["path"])
-        has_begun = False
+        has_begun, failed_start = False, None
 
         async def send_checked(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal has_begun, failed_start
             if message.get("status") == 500:
+                failed_start = message
+            elif failed_start and b'"error":"' not in message["body"]:
                 await stale(scope, receive, send)
+            elif failed_start:
+                await send(failed_start)
+                await send(message)
             elif has_begun or message["type"] == "http.response.start":
                 has_begun = True
                 await send(message)

@@ -15,12 +15,25 @@ from engine.formats import plural
 from engine.safe_text import write_error_text
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
-from playground.runs.transfer import ImportCounts, Kind, export_runs, import_runs, read_lines
+from playground.runs.transfer import (
+    ImportCounts,
+    Kind,
+    export_runs,
+    import_runs,
+    open_text,
+    read_lines,
+)
+from playground.web.access import MAX_UPLOAD_BYTES
 from playground.web.forms import QUEUED, UNLABELLED, UNQUEUED
 from playground.web.results import DOWNLOAD_JS, sentence_html
 from storage import RunLog
 
-KINDS = [("JSON, whole runs", "json"), ("CSV, one line per run", "csv")]
+KINDS = [
+    ("JSON, whole runs", "json"),
+    ("JSON, gzip", "json.gz"),
+    ("CSV, one line per run", "csv"),
+]
+MAX_UNPACKED_CHARS = 25 * MAX_UPLOAD_BYTES
 
 
 class RunFiles:
@@ -78,7 +91,7 @@ class RunFiles:
         folder = mkdtemp(dir=self.file.GRADIO_CACHE)
         file = Path(folder) / name
         try:
-            with file.open("w", encoding="utf-8", newline="\n") as stream:
+            with open_text(file, packed=kind == "json.gz") as stream:
                 for number in export_runs(self.log, ids, stream, kind):
                     if number % 100 == 0:
                         done = sentence_html(f"Exported {number} of {plural(len(ids), 'run')}.")
@@ -87,13 +100,17 @@ class RunFiles:
             fault = Fault(write_error_text(file, error), expected=True)
             yield [sentence_html(fault), gr.Button(visible=False), None]
             return
-        done = sentence_html(f"Exported {plural(len(ids), 'run')}.")
-        yield [done, gr.Button(visible=False), str(file)]
+        done = f"Exported {plural(len(ids), 'run')}."
+        if kind != "csv" and file.stat().st_size > MAX_UPLOAD_BYTES:
+            done += f" The page imports files of up to {MAX_UPLOAD_BYTES / 1e6:g} MB: " + (
+                "export it as gzip, or import it with the command `runs import`."
+            )
+        yield [sentence_html(done), gr.Button(visible=False), str(file)]
 
     def import_file(self, file: str) -> Iterator[list[Any]]:
         """Add the runs of an export; those before a fault are kept."""
         last = ImportCounts()
-        batches = import_runs(self.log, read_lines(Path(file)))
+        batches = import_runs(self.log, read_lines(Path(file), MAX_UNPACKED_CHARS))
         while True:
             batch = attempt(lambda: next(batches, None), where="importing runs")
             if isinstance(batch, Fault):

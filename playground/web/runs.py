@@ -29,6 +29,7 @@ from playground.web.run_files import RunFiles
 from storage import Status
 
 DELETED = "deleted"
+HIDDEN = ' They are only hidden: choose the status "deleted" to restore or erase them.'
 KEPT_KEYS = ("sort", "descending", "page", "compare")
 """Keys of the table's query that survive a change of filters."""
 HEADING = HTML.from_string("<h3>{{ title }}</h3>")
@@ -142,6 +143,7 @@ class RunsPage:
         self.tag = button("tag", "Tag", interactive=False)
         self.untag = button("untag", "Untag", interactive=False)
         self.delete = button("delete", "Delete", interactive=False)
+        self.erase = button("erase", "Erase", visible=False)
         self.files = RunFiles(self.log, self.query)
         self.undo = button("undo", "Undo", visible=False)
         self.refresh = button("refresh", "Refresh")
@@ -151,7 +153,7 @@ class RunsPage:
 
     def _listen(self) -> None:
         inputs, table, message, run = self.inputs, self.table, self.message, self.open_run
-        buttons = [self.compare, self.tag, self.untag, self.delete, self.files.export]
+        buttons = [self.compare, self.tag, self.untag, self.delete, self.erase, self.files.export]
 
         # Gradio's `input` misses what is pasted, and filters that are typed.
         typed = [part.change for part in (*self.filters, self.columns)]
@@ -180,9 +182,14 @@ class RunsPage:
             retag, tagged = partial(self.retag, act), [table, self.tag_names]
             redraw_after(button.click(retag, tagged, message, **UNQUEUED))
         undoable = [message, self.deleted, self.undo]
-        self.delete.click(self.delete_ticked, [table, self.status], undoable, **UNQUEUED).then(
-            self.draw_unticked, inputs, table, **UNQUEUED
-        ).then(self.enable, [table, self.status], buttons, **UNQUEUED)
+        ticked = [table, self.status]
+        for event in (
+            self.delete.click(self.delete_ticked, ticked, undoable, **UNQUEUED),
+            self.erase.click(self.erase_ticked, table, message, **UNQUEUED),
+        ):
+            event.then(self.draw_unticked, inputs, table, **UNQUEUED).then(
+                self.enable, ticked, buttons, **UNQUEUED
+            )
         restore = partial(self.set_deleted, deleted=False)
         redraw_after(self.undo.click(restore, self.deleted, undoable, **UNQUEUED))
         redraw_after(self.files.listen(inputs, message))
@@ -277,11 +284,12 @@ class RunsPage:
 
     def enable(self, table: Any, status: str) -> list[Any]:
         """Updates of the buttons for the ticked runs."""
-        ticked = len(_ticked(table))
+        ticked, are_deleted = len(_ticked(table)), status == DELETED
         return [
             gr.Button(f"Compare {ticked or ''}", interactive=ticked > 1),
             *[gr.Button(interactive=ticked > 0)] * 2,
-            gr.Button("Restore" if status == DELETED else "Delete", interactive=ticked > 0),
+            gr.Button("Restore" if are_deleted else "Delete", interactive=ticked > 0),
+            gr.Button(visible=are_deleted and ticked > 0),
             gr.Button(f"Export {ticked or 'all'}"),
         ]
 
@@ -300,12 +308,19 @@ class RunsPage:
         """Delete the ticked runs; where deleted ones are shown, restore them."""
         return self.set_deleted(_ticked(table), status != DELETED)
 
+    @on_fault(sentence_html, where="erasing runs")
+    def erase_ticked(self, table: Any) -> str:
+        """Erase the ticked runs, if they are deleted."""
+        num_erased = self.log.erase(Selection.parse({"ids": _ticked(table)}).ids)
+        return sentence_html(f"Erased {plural(num_erased, 'run')} for good.")
+
     def set_deleted(self, ids: Any, deleted: bool) -> list[Any]:
         """Delete or restore runs; a deletion can be undone by one click."""
 
         def change() -> str:
             Selection.parse({"ids": ids, "deleted": deleted}).apply(self.log)
-            return f"{'Deleted' if deleted else 'Restored'} {plural(len(ids), 'run')}."
+            done = f"{'Deleted' if deleted else 'Restored'} {plural(len(ids), 'run')}."
+            return done + HIDDEN if deleted else done
 
         done = attempt(change, where="deleting runs")
         undo = deleted and not isinstance(done, Fault)

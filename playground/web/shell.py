@@ -26,13 +26,23 @@ from playground.web.runs import RunsPage
 from playground.web.sweep import SweepPage
 from playground.web.train import TrainPage
 from playground.web.tree import TreePage
-from storage import RunQuery, RunSummary
+from storage import RunQuery, RunSummary, StorageError
 
 MAX_RUNS = 50
 """Runs that the command palette lists."""
 TITLE = "Speculative decoding playground"
 DELETE_CACHE_S = (600, 3600)
 """Interval of deleting uploads and downloads, and their minimum age."""
+
+
+class Pages(gr.Blocks):
+    """Blocks that show why the run log failed, whichever listener used it."""
+
+    async def process_api(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        try:
+            return await super().process_api(*args, **kwargs)
+        except StorageError as error:
+            raise gr.Error(str(error), print_exception=False) from error
 
 
 @contextmanager
@@ -51,7 +61,7 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
     """All pages as tabs of one Blocks; `trained`: folder of trained drafters."""
     history, experiments = History(host.runs, host.log), Experiments(host)
     page: gr.Blocks
-    with gr.Blocks(
+    with Pages(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=DELETE_CACHE_S
     ) as page:
         _heading(f"<h1>{TITLE}</h1>")

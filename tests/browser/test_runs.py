@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.pages import WAIT_MS, GeneratePage, held_back, saved
 from tests.playground.asks import finished, start, until
-from tests.playground.serving import Served
+from tests.playground.serving import Served, serving_tiny
 from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
@@ -169,9 +169,26 @@ def test_deleted_runs_come_back(page: GeneratePage, served: Served) -> None:
     page.pick("runs-status", "deleted")
     page.tab.locator(f"{ROWS}.deleted", has_text="Delete me.").wait_for()
     shows(page, "Delete me.", rows=1)
+    assert not page.tab.is_visible("#pg-runs-erase")
     page.tab.locator(f"{ROWS} .tick input").first.check()
     page.tab.click("#pg-runs-delete:enabled >> text=restore")
     page.tab.wait_for_selector("#pg-runs .empty")
+
+
+def test_a_deleted_run_is_erased(page: GeneratePage, served: Served) -> None:
+    run = finished(start(served.host, prompt="Erase me."))
+    opened(page, "Erase me.")
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.click("#pg-runs-delete:enabled")
+    said(page, "They are only hidden")
+    page.pick("runs-status", "deleted")
+    page.tab.locator(f"{ROWS}.deleted", has_text="Erase me.").wait_for()
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.click("#pg-runs-erase")
+    said(page, "Erased 1 run for good.")
+    page.tab.wait_for_selector("#pg-runs .empty")
+    page.tab.wait_for_selector("#pg-runs-erase", state="hidden")
+    assert served.log.get(run.log_id or "") is None
 
 
 def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served) -> None:
@@ -260,3 +277,14 @@ def test_runs_are_carried_away_and_back_and_found_by_group(
     page.tab.fill("#pg-runs-further input", "fast ones")
     page.tab.keyboard.press("Enter")
     page.tab.wait_for_selector("#pg-runs [role=alert] >> text=A filter must be like")
+
+
+def test_a_log_that_fails_is_named_by_whatever_needed_it(chromium: Any, tmp_path: Path) -> None:
+    with serving_tiny(tmp_path) as own, GeneratePage.opened(chromium, own.url) as page:
+        finished_run(own.log, prompt_text="Group me.", labels={"compare": "grouped"})
+        finished_run(own.log, prompt_text="Group me.")
+        opened(page, "Group me.")
+        aside = (tmp_path / "runs.db").rename(tmp_path / "aside.db")
+        page.tab.locator("#pg-runs tr.group button").first.click()
+        page.tab.locator("#pg-error", has_text="was removed or replaced").wait_for()
+        aside.rename(tmp_path / "runs.db")

@@ -18,7 +18,7 @@ from playground.web.run_files import RunFiles
 from storage import RunLog
 from tests import blocking
 from tests.playground.asks import ask, finished, start
-from tests.playground.serving import Served
+from tests.playground.serving import Served, serving_tiny
 from tests.storage.conftest import finished_run, new_run
 
 
@@ -172,3 +172,25 @@ def test_an_export_that_a_client_leaves_has_nothing_to_clean_up(
     thread.join()
     loop.close()
     assert blocking.NOTED == []
+
+
+@pytest.mark.slow
+def test_every_call_of_the_page_says_why_the_log_fails(tmp_path: Path) -> None:
+    with serving_tiny(tmp_path) as served, served.client() as client:
+        config = client.get("/config").json()
+        values = {part["id"]: part["props"].get("value") for part in config["components"]}
+        aside = (tmp_path / "runs.db").rename(tmp_path / "aside.db")
+        answers = {}
+        for fn in config["dependencies"]:
+            if fn["backend_fn"] and fn["api_name"] != "import_file":  # that has no file yet
+                data = [values.get(part) for part in fn["inputs"]]
+                body = {"data": data, "fn_index": fn["id"], "session_hash": "failing"}
+                name = f"{fn['id']} {fn['api_name']}"
+                answers[name] = client.post("/gradio_api/run/predict", json=body)
+        aside.rename(tmp_path / "runs.db")
+    stale = [name for name, answer in answers.items() if "does not match" in answer.text]
+    assert stale == []
+    failed = {name: answer for name, answer in answers.items() if answer.status_code != 200}
+    assert failed, "some listeners do not expect it"
+    for answer in failed.values():
+        assert "was removed or replaced" in answer.json()["error"]

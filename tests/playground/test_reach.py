@@ -58,6 +58,14 @@ def test_what_the_server_was_started_for_is_found(opened: Path) -> None:
         catalog.locate(str(opened))
 
 
+def test_what_is_allowed_again_at_each_poll_is_held_once() -> None:
+    catalog = catalog_within(Catalog.shipped(), (), ())
+    for _ in range(100):
+        catalog.admit("owner/head")
+    places = catalog.locate.__self__.places  # type: ignore[attr-defined]
+    assert [place for place in places if place == "owner/head"] == ["owner/head"]
+
+
 def test_models_locate_drafters_by_the_catalog(tiny_folder: Path, tmp_path: Path) -> None:
     catalog = catalog_within(Catalog.shipped(), [str(tiny_folder)], ())
     with closing(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +21,16 @@ from playground.runs.compare import compare_runs
 from playground.runs.details import Annotation, Selection, facts, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
+from playground.web import run_files
 from playground.web.run_files import RunFiles
 from playground.web.runs import TABLE
-from storage import RunLog
+from storage import RunLog, RunQuery, StorageError
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
 from tests.storage.conftest import (
+    NUM_THREADS,
     begun_benchmark,
+    errors_at_once,
     finish,
     finished_run,
     new_run,
@@ -243,11 +248,19 @@ def test_ticked_runs_are_tagged_together_or_not_at_all(log: RunLog) -> None:
     few = finished_run(log)
     act(log, ids, add=["new", "new"], remove=["old"])
     act(log, ids[:1], deleted=True)
-    with pytest.raises(ConfigError, match="tags .* at most 50"):  # no more could be imported
+    with pytest.raises(StorageError, match="tags .* at most 50"):  # no more could be imported
         act(log, [few, *ids], add=[f"a{n}" for n in range(49)])
     act(log, [few, *ids, "nope"], add=["x"])
     tags = [stored_run(log, i).tags for i in (*ids, few)]
     assert tags == [("keep", "new", "x")] * 3 + [("x",)]
+
+
+def test_tags_that_several_tabs_add_at_once_are_all_kept(log: RunLog) -> None:
+    ids = [finished_run(log, tags=("old",)) for _ in range(3)]
+    errors = errors_at_once(lambda n: act(log, ids, add=[f"tab {n}"], remove=["old"]))
+    assert errors == []
+    every = tuple(f"tab {n}" for n in range(NUM_THREADS))
+    assert [stored_run(log, run_id).tags for run_id in ids] == [every] * 3
 
 
 def test_ticked_runs_are_exported_deleted_or_not(log: RunLog) -> None:
@@ -257,6 +270,33 @@ def test_ticked_runs_are_exported_deleted_or_not(log: RunLog) -> None:
         files = RunFiles(log, partial(lambda shown, _: TableQuery(deleted=shown), shown))
         assert set(files.matching("json", [{"ticked": [kept, deleted]}])) == {kept, deleted}
         assert set(files.matching("json", [{}])) == ({deleted, other} if shown else {kept})
+
+
+def exported(files: RunFiles, kind: Any) -> tuple[str, Path]:
+    """What the page says after an export, and the file."""
+    *_, (said, _, file) = files.export_file(kind, {})
+    return said, Path(file)
+
+
+def test_an_export_that_is_too_large_to_import_says_so_and_gzip_is_not(
+    log: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [finished_run(log, prompt_text="Say it again. " * 3000) for _ in range(3)]
+    monkeypatch.setattr(run_files, "MAX_UPLOAD_BYTES", 100_000)
+    files = RunFiles(log, lambda _: TableQuery())
+    said, plain = exported(files, "json")
+    assert "imports files of up to 0.1 MB: export it as gzip" in said
+    said, packed = exported(files, "json.gz")
+    assert said.count("Exported 3 runs.") == 1 and "imports" not in said
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    with RunLog.open(str(tmp_path / "there.db")) as there:
+        other = RunFiles(there, lambda _: TableQuery())
+        monkeypatch.setattr(run_files, "MAX_UNPACKED_CHARS", 60_000)
+        *_, (said, _) = other.import_file(str(packed))
+        assert "more than 60,000 characters when unpacked" in said and there.ids(RunQuery()) == ()
+        monkeypatch.undo()
+        *_, (said, _) = other.import_file(str(packed))
+        assert "Imported 3 runs." in said and set(there.ids(RunQuery())) == {*ids}
 
 
 BAD_CHANGES: list[tuple[type[Settings], Any]] = [

@@ -149,6 +149,18 @@ def test_list_prints_filters_and_sorts(db: str) -> None:
     assert gone["id"] == odd
 
 
+def test_erase_removes_deleted_runs_for_good_and_refuses_others(db: str) -> None:
+    trees, odd = filled(db)
+    with RunLog.open(db) as log:
+        log.set_deleted([odd])
+    refused = invoke("runs", "erase", odd, trees, "--db", db, code=2).stderr
+    assert f"'{trees}' must be a deleted run" in refused
+    for said in ("1 runs erased", "0 runs erased"):
+        assert said in invoke("runs", "erase", "--db", db).stdout
+    with RunLog.open(db) as log:
+        assert log.get(trees) and log.get(odd) is None
+
+
 def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
     ids = filled(db)
     packed, plain = tmp_path / "out" / "runs.json.gz", tmp_path / "one.json"

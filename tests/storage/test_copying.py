@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from playground.experiments.sweep.report import SweepStore
-from storage import RunLog, RunQuery, copy_log, copying
+from storage import RunLog, RunQuery, StorageError, copy_log, copying, dialects
 from tests.commands import invoke
 from tests.playground.sweeps.scripted import swept
 from tests.storage.conftest import (
@@ -126,6 +126,25 @@ def test_a_copy_that_was_cut_off_goes_on(
     cut.close()
     *_, found = copy_log(source, into)
     assert (found.runs, found.present) == (3, 2) and all_ids(into) == sorted(ids)
+
+
+def test_whole_runs_are_read_and_copied_however_long_that_takes(
+    logs: tuple[RunLog, RunLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, into = logs
+    ids = filled(source)
+    source.artifacts.put("latency", {"a": 2}, meta={}, payload=b"\x00" * 10**6)
+    for log in logs:
+        log._database.engine.dispose()  # connections set up from now on
+    monkeypatch.setattr(dialects, "INSTRUCTIONS", 20)
+    monkeypatch.setattr(dialects, "MAX_READING_S", 0.0005)
+    if source.url.get_backend_name() == "sqlite":
+        with pytest.raises(StorageError, match="did not answer within"):
+            source.find()
+    assert whole(source, ids[0]) and [run.id for run in source.details(ids)] == ids
+    *_, progress = copy_log(source, into)
+    assert (progress.runs, progress.artifacts) == (4, 3)
+    assert repr(whole(into, ids[1])) == repr(whole(source, ids[1]))
 
 
 def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -> None:

@@ -10,7 +10,15 @@ import pytest
 
 from engine.steps import Step
 from storage import RunLog, RunQuery, StepRow, StorageError
-from tests.storage.conftest import detail, finish, finished_run, new_run, step
+from tests.storage.conftest import (
+    NUM_THREADS,
+    detail,
+    errors_at_once,
+    finish,
+    finished_run,
+    new_run,
+    step,
+)
 
 LONE = "lone \udcff surrogate"
 ODD_TEXTS = ["a\x00b", "lone \\udcff surrogate", "\\u0000 and \\u005c", "\\\\u0041\\", "🙂\\ué"]
@@ -124,3 +132,13 @@ def test_log_and_its_folder_are_for_nobody_else(tmp_path: Path) -> None:
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in file.parent.iterdir()}
     assert set(modes.values()) == {"0o600"}, modes
     assert oct(file.parent.stat().st_mode & 0o777) == "0o700"
+
+
+def test_threads_retag_the_same_runs_and_lose_no_tag(log: RunLog) -> None:
+    ids = [finished_run(log, tags=("old", "kept")) for _ in range(3)]
+    retag = log.retag
+    assert errors_at_once(lambda n: retag([*ids, "nope"], add=[f"t{n}"], remove=["old"])) == []
+    every = ("kept", *(f"t{n}" for n in range(NUM_THREADS)))
+    with pytest.raises(StorageError, match="at most 50"):
+        retag(ids, add=[str(n) for n in range(50)], remove=["kept"])
+    assert [detail(log, run_id).tags for run_id in ids] == [every] * 3

@@ -11,13 +11,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from storage import NewRun, RunLog, RunQuery, StorageError
+from storage import NewRun, RunLog, RunQuery, StorageError, database
 from storage.database import Database
 from storage.schema import metadata
 from tests.storage.conftest import detail, step
+from tests.storage.test_copying import filled
 
 ASSETS = Path(__file__).parent / "assets"
 RELEASED = sorted(ASSETS.glob("schema-*.sqlite3"))
@@ -81,6 +83,87 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     log.close()
 
 
+# ---- migrations that rebuild a table
+
+
+WIDER = """with op.batch_alter_table("runs") as runs:
+        runs.add_column(sa.Column("turn", sa.Integer))
+        runs.alter_column("name", type_=sa.String(300), existing_type=sa.String(255))"""
+"""SQLite cannot alter a column, so there the table is rebuilt."""
+
+
+@pytest.fixture
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes this the program's next version, whose migration runs these lines."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(database.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    head = (
+        'from alembic import op\nimport sqlalchemy as sa\nrevision = "0009"\ndown_revision = "0008"'
+    )
+
+    def make(upgrade: str) -> None:
+        file = folder / "versions" / "v0009_next.py"
+        file.write_text(f"{head}\ndef upgrade() -> None:\n    {upgrade}\n")
+        monkeypatch.setattr(database, "MIGRATIONS", folder)
+
+    return make
+
+
+def content(url: str) -> dict[str, list[str]]:
+    """All rows and all indexes by table, as the database has them."""
+    engine = sa.create_engine(url if "://" in url else f"sqlite:///{url}")
+    whole: dict[str, list[str]] = {}
+    with engine.connect() as connection:
+        for name in metadata.tables:
+            rows = connection.execute(sa.text(f"SELECT * FROM {name}")).mappings()
+            whole[name] = [repr({**row, "turn": None}) for row in rows]
+            for index in sa.inspect(connection).get_indexes(name):
+                where = [str(option) for option in index.get("dialect_options", {}).values()]
+                text = f"{index['name']} {index['column_names']} {where}"
+                whole.setdefault(f"indexes of {name}", []).append(text)
+    engine.dispose()
+    return {name: sorted(texts) for name, texts in whole.items()}
+
+
+def test_a_migration_that_rebuilds_the_runs_keeps_every_row_of_every_table(
+    url: str, next_version: Callable[[str], None]
+) -> None:
+    with RunLog.open(url) as log:
+        ids = filled(log)
+    before = content(url)
+    assert all(before.values()), "every table has rows"
+    next_version(WIDER)
+    with RunLog.open(url) as log:
+        assert content(url) == before
+        with log._database.transaction() as connection:
+            connection.execute(sa.text("UPDATE runs SET turn = 1"))
+            connection.execute(sa.text(f"DELETE FROM runs WHERE id = '{ids[0]}'"))
+        assert not log.steps(ids[0]), "deleting cascades as before"
+    RunLog.open(url).close()
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ('op.execute("DELETE FROM runs")', r"update to schema 0009, rows would refer"),
+        ('op.execute("DELETE FROM nowhere")', "no such table: nowhere"),
+    ],
+)
+def test_a_migration_that_fails_or_breaks_references_changes_nothing(
+    path: str, next_version: Callable[[str], None], last: str, message: str
+) -> None:
+    with RunLog.open(path) as log:
+        filled(log)
+    before = content(path)
+    next_version(f"{WIDER}\n    {last}")
+    with pytest.raises(StorageError, match=message):
+        RunLog.open(path)
+    assert content(path) == before
+
+
+# ---- files that are refused
+
+
 def no_database(file: Path) -> None:
     file.write_text("this is not a database, but it is long enough to look at" * 20)
 
@@ -117,14 +200,14 @@ def older(file: Path) -> None:
 def test_a_file_that_is_no_log_of_ours_is_refused_and_left_alone(
     make: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
-    def content() -> bytes:
+    def tables() -> bytes:
         return file.read_bytes()[100:]  # SQLite's header says how it keeps its journal
 
     make(file := tmp_path / "file")
-    before = content()
+    before = tables()
     with pytest.raises(StorageError, match=message):
         RunLog.open(str(file))
-    assert content() == before
+    assert tables() == before
 
 
 @pytest.mark.parametrize(("url", "message"), [("nosuchdb://x", "No driver"), ("://", "not a data")])

@@ -111,6 +111,14 @@ def test_creation_cut_off_half_way_leaves_nothing_behind(path: str) -> None:
         assert log.find().total == 0
 
 
+@pytest.mark.parametrize("room", [5000, 20_000, 45_000])
+def test_a_disk_that_is_full_at_the_first_start_is_named(path: str, room: int) -> None:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))"
+    _, said = started(limit, f"RunLog.open({path!r})").communicate()
+    assert path in said and "Make room, or give another --db." in said, said
+    assert "disk I/O error. Check" not in said
+
+
 @pytest.mark.parametrize("reaped", [True, False])
 def test_killed_process_leaves_an_interrupted_run_with_its_steps(url: str, reaped: bool) -> None:
     lines = (

@@ -2,7 +2,7 @@
 // (or closes an open list). Buttons are looked up each time, because Gradio creates and removes them.
 import { explainTerms } from "./about.js";
 import { follow } from "./address.js";
-import { press, remember, remembered } from "./kit.js";
+import { h, press, remember, remembered, showAlert } from "./kit.js";
 
 const MAIN = ["pg-generate", "pg-cmp-run"];
 const STOP = ["pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
@@ -58,5 +58,15 @@ document.addEventListener("click", ({ target }) => {
   document.documentElement.removeAttribute("data-newcomer");
   remember(WELCOME, "closed");
 });
+// Gradio hides the errors of listeners outside its queue.
+const { fetch } = window;
+const errorBox = h("div", { id: "pg-error", role: "alert", hidden: true });
+document.body.append(errorBox);
+errorBox.addEventListener("click", () => showAlert(errorBox));
+window.fetch = async (...request) => {
+  const answer = await fetch(...request);
+  if (answer.status === 500) answer.clone().json().then(({ error }) => showAlert(errorBox, error), () => {});
+  return answer;
+};
 explainTerms();
 follow();

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +16,9 @@ import openai
 import pytest
 
 from playground.host.live import LiveRun
+from storage import dialects
 from tests.playground.asks import busy, finished, until
-from tests.playground.serving import TOKEN, Served
+from tests.playground.serving import TOKEN, Served, serving_tiny
 from tests.playground.test_http import call
 from tests.playground.tiny import held_drafts
 
@@ -305,3 +308,16 @@ def test_the_api_is_the_programs_but_not_foreign_pages(served: Served) -> None:
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def test_a_log_that_another_program_has_locked_is_unavailable_and_no_bad_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialects, "BUSY_TIMEOUT_MS", 10)
+    with serving_tiny(tmp_path) as served, httpx.Client(base_url=served.url, timeout=60) as http:
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            answer = http.post("/v1/completions", json=TEXT)
+        assert http.post("/v1/completions", json=TEXT).status_code == 200
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert "is locked by another program" in answer.json()["error"]["message"]

@@ -40,6 +40,7 @@ from storage import RunLog
 from tests.models import build_context, tiny_target
 from tests.playground.asks import WAIT_S, finished, start, until
 from tests.playground.tiny import tiny_catalog
+from tests.storage.conftest import NUM_THREADS, errors_at_once
 
 RECIPE = {"pack_tokens": 256, "packs_per_step": 1, "heads": 2, "epochs": 6.0}
 SESSION = {"evals": 2, "eval_prompts": 1, "eval_tokens": 8, "looks": 3}
@@ -248,6 +249,20 @@ def test_a_training_speed_holds_for_its_recipe_dtype_and_device(
     larger = plan.replace(settings={**plan.settings, "heads": 4})
     assert speeds.read(larger) == {"write": 20.0}
     assert speeds.read(plan.replace(dtype="bfloat16")) == Speeds(file, "cuda").read(plan) == {}
+
+
+def test_speeds_that_trainings_note_at_once_are_all_kept(
+    trainings: Trainings, host: EngineHost, tmp_path: Path
+) -> None:
+    plan, file = plan_for(trainings, host), tmp_path / "new" / "speeds.json"
+
+    def note(number: int) -> None:
+        for tok_s in (1.0, 2.0, 3.0):
+            Speeds(file, f"cuda:{number}").note(plan, "write", tok_s)
+
+    assert errors_at_once(note) == []
+    for number in range(NUM_THREADS):
+        assert Speeds(file, f"cuda:{number}").read(plan) == {"write": 3.0}
 
 
 def test_it_learns_from_answers_to_the_prompts_of_a_file_and_of_the_log(
