@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -133,7 +134,7 @@ class Database:
         try:
             with self._connection_lock, self.engine.connect() as connection:
                 yield connection
-        except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+        except (sa.exc.DBAPIError, sa.exc.TimeoutError, sqlite3.Error) as error:
             raise self._error(error) from error
         except UnicodeEncodeError as error:
             raise StorageError("An id must be text, got half a surrogate pair.") from error
@@ -197,7 +198,7 @@ class Database:
             )
         return current is None
 
-    def _error(self, error: sa.exc.SQLAlchemyError) -> StorageError:
+    def _error(self, error: Exception) -> StorageError:
         reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), "")
         where = f"The run log {redacted(self.url)}"
         if timed_out(error):

@@ -21,7 +21,10 @@ MAX_READING_S = 10.0
 INSTRUCTIONS = 50_000
 """SQLite's virtual-machine instructions between two checks of the clock: about a millisecond."""
 LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")
-NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "53100")
+NO_ROOM = (
+    *("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"),
+    "53100",
+)
 PAGES = 1000
 """Pages that are given back in one transaction."""
 LOST_AFTER_S = 30
@@ -111,7 +114,7 @@ def engine_options(url: sa.URL) -> dict[str, Any]:
     return {"pool_pre_ping": True, "connect_args": connect_args}
 
 
-def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
+def is_lost(error: Exception) -> bool:
     """Whether the server cannot be reached, rather than refused the statement."""
     if not isinstance(error, sa.exc.OperationalError):
         return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
@@ -120,23 +123,23 @@ def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
     return error.connection_invalidated or code is None or code.startswith(("08", "57P"))
 
 
-def _code(error: sa.exc.SQLAlchemyError) -> str:
+def _code(error: Exception) -> str:
     """SQLite's name of an error, or the server's SQLSTATE."""
-    orig = getattr(error, "orig", None)
+    orig = getattr(error, "orig", None) or error
     return getattr(orig, "sqlite_errorname", None) or getattr(orig, "sqlstate", None) or ""
 
 
-def is_locked(error: sa.exc.SQLAlchemyError) -> bool:
+def is_locked(error: Exception) -> bool:
     """Whether others kept the database, or all of this process's connections, for too long."""
     return _code(error).startswith(LOCKED) or isinstance(error, sa.exc.TimeoutError)
 
 
-def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
+def timed_out(error: Exception) -> bool:
     """Whether a read exceeded its time limit."""
     return _code(error) in ("SQLITE_INTERRUPT", "57014")
 
 
-def disk_is_full(error: sa.exc.SQLAlchemyError) -> bool:
+def disk_is_full(error: Exception) -> bool:
     """Whether the disk or its quota is full; SQLite seldom tells that from a disk that fails."""
     return _code(error) in NO_ROOM
 

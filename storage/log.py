@@ -188,8 +188,9 @@ class RunLog(RunReader):
             advisory_lock(connection, "tags")
             for run in read_summaries(connection, run_ids):
                 new = (*(tag for tag in run.tags if tag not in remove), *add)
-                if len({*new}) > writing.MAX_TAGS:
-                    raise StorageError(f"tags of a run must be at most {writing.MAX_TAGS}.")
+                if (num := len({*new})) > writing.MAX_TAGS:
+                    rule = f"tags of a run must be at most {writing.MAX_TAGS}, got {num}"
+                    raise StorageError(f"{rule}. Remove some first.")
                 writing.write_tags(connection, run.id, new)
 
     def set_deleted(self, run_ids: Sequence[str], deleted: bool = True) -> None:

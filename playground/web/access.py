@@ -40,6 +40,7 @@ MAX_BODY_BYTES = 8_000_000
 CLOSE_CONNECTION = {"connection": "close"}
 """A refusal leaves the request's body unread, so the connection cannot be reused."""
 STALE_PAGE = "The call does not match the page being served. Reload it; details are in the log."
+LOG_FAILED = "The run log failed"
 TOKEN_FORM = """<!doctype html><html lang="en"><title>Speculative decoding playground</title>
 <p>This page needs its token: open the address that the program printed when it started.</p>
 <form><label>Token <input name="token" type="password" autofocus></label>
@@ -135,7 +136,7 @@ class AccessControl:
             nonlocal has_begun, failed_start
             if message.get("status") == 500:
                 failed_start = message
-            elif failed_start and b'"error":"' not in message["body"]:
+            elif failed_start and LOG_FAILED.encode() not in message["body"]:
                 await stale(scope, receive, send)
             elif failed_start:
                 await send(failed_start)

@@ -13,6 +13,7 @@ from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.training.service import Trainings
+from playground.web.access import LOG_FAILED
 from playground.web.address import switch_to, tab_switch
 from playground.web.benchmark import BenchmarkPage
 from playground.web.compare import ComparePage
@@ -42,7 +43,7 @@ class Pages(gr.Blocks):
         try:
             return await super().process_api(*args, **kwargs)
         except StorageError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            raise gr.Error(str(error), title=LOG_FAILED, print_exception=False) from error
 
 
 @contextmanager

@@ -83,7 +83,8 @@ def our_fault(error: BaseException | None) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(OURS)]
     access = str(ROOT / "playground/web/access.py"), str(ROOT / "playground/web/security.py")
-    found = [frame for frame in ours if frame.filename not in access]
+    every_call = "process_api"  # of `shell.Pages`
+    found = [one for one in ours if one.filename not in access and one.name != every_call]
     where = f"{Path(found[-1].filename).relative_to(ROOT)}:{found[-1].lineno}" if found else ""
     return f"{type(error).__name__}: {str(error)[:120]} at {where}" if found else ""
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from storage import RunLog, RunQuery
 from storage.schema import metadata, prompt_texts, remarks, runs
-from tests.storage.conftest import finished_run, new_run, whole
+from tests.storage.conftest import finished_run, new_run, started, whole
 from tests.storage.test_migrations import ASSETS
 
 
@@ -63,6 +63,27 @@ def test_erasing_shrinks_the_file(path: str, of_older_version: bool) -> None:
             assert log.erase([run_id]) == 1
             sizes.append(sum(file.stat().st_size for file in Path(path).parent.iterdir()))
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] > 2_500_000
+
+
+def test_a_disk_too_full_to_shrink_the_file_is_named_once_the_runs_are_erased(path: str) -> None:
+    Path(path).parent.mkdir()
+    shutil.copy(ASSETS / "schema-0008.sqlite3", path)
+    with RunLog.open(path) as log:
+        kept, gone = (finished_run(log, prompt_text="a" * num) for num in (1_500_000, 50_000))
+        log.set_deleted([gone])
+    lines = (
+        f"log = RunLog.open({path!r})",
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))",
+        f"log.erase([{gone!r}])",
+    )
+    _, said = started(*lines).communicate()
+    assert (
+        f"StorageError: The runs are erased, but take up space: The run log sqlite:///{path}"
+        in said
+    )
+    assert "cannot be written: the disk is full" in said
+    with RunLog.open(path) as log:
+        assert log.get(kept) and log.get(gone) is None
 
 
 def test_a_log_in_memory_is_erased_too() -> None:
