@@ -199,7 +199,7 @@ class Costs:
 
     def _believed_ms(self, ms: float, usual_ms: float) -> float:
         """A measured time, drawn towards the expected one on a machine whose plain steps vary."""
-        return usual_ms + (ms - usual_ms) / (1 + (self.noise / DOUBTED_NOISE) ** 2)
+        return usual_ms + (ms - usual_ms) / (1 + self.noise / DOUBTED_NOISE)
 
     def draft_ms(self, kind: DraftKind, depth: int) -> float:
         """Expected time of a draft; a tenth of a plain step where none was made."""
