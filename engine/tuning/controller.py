@@ -371,10 +371,9 @@ class ControlledDrafter(Drafter):
             tokens, verify_ms = 1.0, costs.verify_ms(1)
         elif count == size:
             order = []
-        draft = proposal
+        step.draft = proposal
         if order:
             proposal = proposal.keep(sorted(order[:count]))
-        step.draft = draft
         step_ms, loss_ms = draft_ms + verify_ms, self.loss_ms
         trial_note = " on trial" if plan.trial else ""
         return replace(
