@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import presets
 from benchmarks import TARGET, read_options
 from benchmarks.models import build_context, encode_question, load
-from engine.accept import Acceptance, Lossless, VerifiedTree
+from engine.accept import Acceptance, Lossless, Rule, VerifiedTree
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.draft_target import DraftTargetConfig
@@ -25,7 +25,7 @@ from playground.experiments.prompts import choose_items
 
 
 @dataclass
-class RuleComparison:
+class RuleComparison(Rule):
     """The rule of a run, and what both rules would have accepted on average."""
 
     sampling: Sampling
