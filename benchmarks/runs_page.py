@@ -26,7 +26,7 @@ from typing import Any, get_args
 import sqlalchemy as sa
 
 from benchmarks import read_options
-from playground.deploy import offered_runs
+from playground.export import offered_runs
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.runs.query import TableQuery

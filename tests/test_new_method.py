@@ -12,12 +12,12 @@ import pytest
 import engine.drafters
 from engine.config import Limits
 from engine.drafters import methods, parse_method
-from engine.interop import ENGINES, export_method
 from engine.proposal import Budget
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import measure_ranks
 from engine.tuning.replay import replay
 from engine.tuning.timing import time_drafts
+from playground.deploy import ENGINES, export_method
 from playground.host.catalog import Catalog
 from playground.host.controls import controls_of
 from playground.trees.methods import tree_method

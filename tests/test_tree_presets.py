@@ -11,7 +11,7 @@ import presets
 from engine.drafters.eagle.methods import MC_SIM_7B_63
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.errors import ConfigError
-from engine.interop.trees import parse_tree
+from playground.deploy.trees import parse_tree
 from presets import TreePreset
 from tests.engine.drafters.golden import ROOT
 

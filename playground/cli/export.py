@@ -21,7 +21,7 @@ from playground.cli.options import (
 from playground.cli.streams import echo, note, read_stdin, write_files, write_output
 
 if TYPE_CHECKING:
-    from playground.deploy import ExportSource
+    from playground.export import ExportSource
 
 NAMES = "trtllm, vllm, sglang, triton, llamacpp, transformers, mlx or ollama."
 
@@ -51,8 +51,8 @@ class ImportOptions:
 @command(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write the config of another engine for a method, and report what is lost."""
-    from engine.interop import find_engine
-    from playground.deploy import export_source
+    from playground.deploy import find_engine
+    from playground.export import export_source
 
     engine = find_engine(options.to)
     exported = export_source(
@@ -77,7 +77,7 @@ def export(options: ExportOptions) -> None:
 def _source(options: ExportOptions) -> ExportSource:
     """The method on its target, from a run or from the command line."""
     import presets
-    from playground.deploy import ExportSource, run_source
+    from playground.export import ExportSource, run_source
 
     if options.run is not None and not options.method:
         if options.settings or options.drafter is not None:
@@ -97,7 +97,7 @@ def _source(options: ExportOptions) -> ExportSource:
 @command(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Read another engine's config as a method file for `generate --method`."""
-    from playground.deploy import method_yaml
+    from playground.export import method_yaml
     from playground.host.methods import read_method
 
     text = read_stdin() if options.file == "-" else read_text(Path(options.file))

@@ -13,8 +13,8 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
 from engine.errors import ConfigError, did_you_mean
-from engine.interop import ENGINES, find_engine, import_config
 from engine.safe_text import read_text
+from playground.deploy import ENGINES, find_engine, import_config
 from presets.reading import MAX_CHARS, parse_yaml
 from storage import PLAIN
 

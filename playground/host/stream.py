@@ -26,11 +26,10 @@ from typing import Any, get_args
 import presets
 from engine import formats
 from engine.errors import ConfigError, VocabularyError
-from engine.interop.trees import tree_buffers
 from engine.metrics import TimeSplit, measure
 from engine.model.random_weights import notes_of
 from engine.steps import BYPASSES, Prefill, Step
-from engine.tree import TreeShape
+from engine.tree import TreeShape, tree_buffers
 from playground.host.live import Finish, FirstToken, LiveRun, LiveRuns
 from playground.host.methods import stored_badge
 from playground.host.plain import stored_plain_step

@@ -11,9 +11,8 @@ from typing import Any
 import presets
 from engine.drafters.method import ChoiceLimits
 from engine.errors import ConfigError, TreeError
-from engine.interop.trees import FORMATS, format_tree, parse_tree
-from engine.interop.trees.growmap import read_growmap_file
 from engine.tree import ChoiceTree
+from playground.deploy.trees import FORMATS, format_tree, parse_tree, read_growmap_file
 from presets.reading import parse_yaml
 from storage import RunLog
 

@@ -14,7 +14,6 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import read_text
-from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
 from playground.experiments.forms import LIMITS, BenchmarkForm, Extent, closest_method
@@ -25,6 +24,7 @@ from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import Report, Results, Section
 from playground.experiments.service import ExperimentState
+from playground.export import ExportForm
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.trees.methods import tree_method

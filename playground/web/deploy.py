@@ -7,10 +7,11 @@ from typing import Any
 
 import gradio as gr
 
-from engine.interop import ENGINES, find_engine
-from engine.interop.export_files import Export
 from engine.metrics import FORMULAS
-from playground.deploy import (
+from playground.deploy import ENGINES, find_engine
+from playground.deploy.files import Export
+from playground.errors import Fault, attempt
+from playground.export import (
     ExportForm,
     Exports,
     ExportSource,
@@ -18,7 +19,6 @@ from playground.deploy import (
     matrix,
     offered_runs,
 )
-from playground.errors import Fault, attempt
 from playground.host.menu import Choices
 from playground.host.runner import EngineHost
 from playground.runs.settings import short

@@ -12,9 +12,9 @@ import gradio as gr
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import ENGINES
-from engine.interop.export_files import MAX_CHARS
 from engine.safe_text import read_text
+from playground.deploy import ENGINES
+from playground.deploy.files import MAX_CHARS
 from playground.errors import Fault, attempt
 from playground.experiments.forms import closest_method
 from playground.host.catalog import Catalog

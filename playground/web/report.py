@@ -6,12 +6,12 @@ import json
 
 import presets
 from engine.formats import figure, plural
-from playground.deploy import ExportSource, Resolve, engines_of
 from playground.experiments.plan import UnknownMethod
 from playground.experiments.report.columns import Cell, summary
 from playground.experiments.report.report import Results, Section
 from playground.experiments.report.verdict import CAUSES, Divergence
 from playground.experiments.statistics import LATENCY_COLUMNS
+from playground.export import ExportSource, Resolve, engines_of
 from playground.host.methods import stored_badge
 from playground.host.stream import pieces
 from playground.web.results import HTML, table_html, term

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from engine.errors import ConfigError, TreeError
-from engine.interop.trees import parse_tree
-from engine.interop.trees.growmap import read_growmap_file
-from engine.interop.trtllm import triton
+from playground.deploy import triton
+from playground.deploy.trees import parse_tree, read_growmap_file
 from playground.runs.query import read_filters
 from playground.runs.transfer import HEAD, TAIL, import_runs, read_lines, run_line
 from playground.web import security

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from engine.interop import ENGINES
+from playground.deploy import ENGINES
 from storage import RunLog
 from tests.hostile.campaign import CANARY, MOST_S, Campaign
 from tests.hostile.test_bounds import GROWMAPS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.model.sources import TargetSpec
-from playground import deploy
+from playground import export
 from playground.experiments.forms import first_methods
 from playground.host.catalog import Catalog
 from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
@@ -183,5 +183,5 @@ def test_pickers_show_the_local_time() -> None:
     page: Any = SimpleNamespace(name="benchmark", experiments=log)
     assert ExperimentPage.choices(page) == [("x · x · 02 Mar 03:30", "x")]
     assert run_title(row) == "x · x · 02 Mar 03:30"
-    assert deploy._title(row, "") == "x · 02 Mar 03:30"
+    assert export._title(row, "") == "x · 02 Mar 03:30"
     assert Sources._table_source(page, row).title.endswith(" · Mar 02, 03:30")

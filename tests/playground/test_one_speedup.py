@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from engine import formats
 from engine.model.sources import TargetSpec
-from playground.deploy import offered_runs
 from playground.experiments.plan import Configuration
 from playground.experiments.report.report import read_results
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import Outcome, Trial
+from playground.export import offered_runs
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.host.speedup import newest_speedups, trial_benchmark_id

@@ -4,7 +4,7 @@ import { copyButton, h, s, table, visible } from "./kit.js";
 const CELL = 9;
 
 /**
- * The buffers that `engine.interop.trees.tree_buffers` computes.
+ * The buffers that `engine.tree.tree_buffers` computes.
  * @typedef {{ spec_decoding_packed_mask: number[][], spec_decoding_position_offsets: number[],
  *   retrieve_indices: number[][], retrieve_next_token: number[], retrieve_next_sibling: number[] }} Buffers
  */

@@ -13,12 +13,11 @@ from engine.accept import Acceptance, Lossless, Typical, VerifiedTree
 from engine.config import Sampling
 from engine.drafters.heads.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
 from engine.errors import DrafterError, TreeError, VocabularyError
-from engine.interop.trees import tree_buffers
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.sampling import SeededDraws
-from engine.tree import ChoiceTree
+from engine.tree import ChoiceTree, tree_buffers
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.drafters.judges import assert_greedy_lossless, write

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import presets
-from engine.interop import ENGINES, export_method
+from playground.deploy import ENGINES, export_method
 from storage import RunLog
 from tests.playground.serving import free_port
 

@@ -19,9 +19,9 @@ from engine.config import Settings
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, SourceError, validate_choice
-from engine.interop import ENGINES, export_method, find_engine
-from engine.interop.export_files import Export, yaml_block
 from engine.model.sources import TargetSpec
+from playground.deploy import ENGINES, export_method, find_engine
+from playground.deploy.files import Export, yaml_block
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.speedup import newest_speedups
 from playground.host.stream import stored_run

@@ -13,9 +13,9 @@ import presets
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import ENGINES, read_version
-from engine.interop.export_files import Export, yaml_block
-from tests.engine.interop.schemas import LLAMA, check, exported, named, read, same_effect
+from playground.deploy import ENGINES, read_version
+from playground.deploy.files import Export, yaml_block
+from tests.playground.deploy.schemas import LLAMA, check, exported, named, read, same_effect
 
 WEIGHTS = {"speculative_model": "owner/drafter"}
 

@@ -16,11 +16,11 @@ import yaml
 from transformers import GenerationConfig
 
 from engine.errors import ConfigError
-from engine.interop import ENGINES
-from engine.interop.export_files import ImportedMethod
-from engine.interop.transformers import DRAFTING
-from tests.engine.interop import schemas
-from tests.engine.interop.schemas import recorded
+from playground.deploy import ENGINES
+from playground.deploy.files import ImportedMethod
+from playground.deploy.transformers import DRAFTING
+from tests.playground.deploy import schemas
+from tests.playground.deploy.schemas import recorded
 
 VLLM = {
     "ngram": "",

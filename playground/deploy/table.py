@@ -14,7 +14,7 @@ from typing import Any
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop.export_files import Files, ReadYaml, Version
+from playground.deploy.files import Files, ReadYaml, Version
 
 Values = dict[str, Any]
 PLACEHOLDER = "DRAFTER"

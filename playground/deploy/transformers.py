@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import table
-from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import Files, ReadYaml, read_mapping, read_python
-from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
+from playground.deploy import table
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.files import Files, ReadYaml, read_mapping, read_python
+from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
 ASSISTANT = "assistant_model"

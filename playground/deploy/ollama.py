@@ -1,69 +1,22 @@
-"""mlx-lm: flags of `mlx_lm.server`; Ollama: a Modelfile.
+"""Ollama: a Modelfile.
 
-mlx-lm drafts with a smaller model only. Ollama starts llama-server with --spec-type draft-mtp, or
-draft-dflash where the file that DRAFT names is such a drafter; no other type can be chosen. Source:
-mlx_lm/generate.py of 0.32.2; ollama/ollama, parser/parser.go and llm/llama_server.go.
+Ollama starts llama-server with --spec-type draft-mtp, or draft-dflash where the file that DRAFT
+names is such a drafter; no other type can be chosen.
+Source: ollama/ollama, parser/parser.go and llm/llama_server.go.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import llamacpp, table
-from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import Files, ReadYaml, command, read_flags
-from engine.interop.table import Engine, Field, Values, method
-
-# ---- mlx-lm
-
-
-UNSET = "--num-draft-tokens is not set: 3, its default, is used."
-MLX_LENGTH = Field("max_draft_len", "--num-draft-tokens", default=3, note=UNSET)
-SAME_TOKEN = table.drops_draft_probs(
-    ": mlx-lm samples the drafts, but keeps one only where the target draws the same token; "
-    "acceptance falls with the temperature."
-)
-MLX_ROWS = (table.weights("--draft-model"), MLX_LENGTH, SAME_TOKEN)
-MLX_METHOD = method("Draft_Target", "", *MLX_ROWS, implied={"use_draft_probs": False})
-
-
-def _mlx_files(writer: Writer, values: Values) -> Files:
-    start = f"mlx_lm.server --model {shlex.quote(writer.target)}"
-    return {"serve.sh": command(start, *values.items())}
-
-
-def _mlx_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text)
-    values = {key: value for key, value in flags.options.items() if "draft" in key}
-    return values, flags.first("--model")
-
-
-def _mlx_method(reader: Reader) -> table.Method:
-    if reader.find("--draft-model") is None:
-        raise ConfigError("The command drafts nothing: it has no --draft-model.")
-    return MLX_METHOD
-
-
-MLX = Engine(
-    name="mlx",
-    title="mlx-lm",
-    versions=(("0.32", "the newest known here"), ("0.26", "the oldest known here")),
-    drafters="generate_step there is a Python function of your own to copy.",
-    methods=(MLX_METHOD,),
-    files=_mlx_files,
-    parse=_mlx_parse,
-    find_method=_mlx_method,
-    hybrid="mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this.",
-)
-
-
-# ---- Ollama
-
+from playground.deploy import llamacpp, table
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.files import Files, ReadYaml
+from playground.deploy.table import Engine, Field, Values, method
 
 DRAFT, LENGTH = "DRAFT", "draft_num_predict"
 WEIGHTS = dataclasses.replace(llamacpp.WEIGHTS, key=DRAFT, aliases=())
@@ -80,7 +33,7 @@ LLAMA_SERVER = (
 )
 
 
-def _ollama_files(writer: Writer, values: Values) -> Files:
+def _files(writer: Writer, values: Values) -> Files:
     lines = [f"FROM {llamacpp.gguf_name(writer.target)}"]
     lines += [f"{DRAFT} {values[DRAFT]}"] if DRAFT in values else []
     lines += [f"PARAMETER {LENGTH} {values[LENGTH]}"] if LENGTH in values else []
@@ -89,7 +42,7 @@ def _ollama_files(writer: Writer, values: Values) -> Files:
     return {"Modelfile": "\n".join(lines) + "\n", "create.sh": create}
 
 
-def _ollama_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """DRAFT and the parameters that affect drafting; instructions are case-insensitive."""
     values: dict[str, str] = {}
     for line in re.sub(r'""".*?"""', "", text, flags=re.DOTALL).splitlines():
@@ -104,7 +57,7 @@ def _ollama_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], st
     return values, values.pop("FROM", None)
 
 
-def _ollama_method(reader: Reader) -> table.Method:
+def _find_method(reader: Reader) -> table.Method:
     length, model = reader.find(LENGTH), reader.values.get(DRAFT)
     if (length and reader.typed(length, int) == 0) or not (length or model):
         raise ConfigError(
@@ -117,15 +70,15 @@ def _ollama_method(reader: Reader) -> table.Method:
     return METHODS["dflash" if "dflash" in str(model).lower() else "assistant"]
 
 
-OLLAMA = Engine(
+ENGINE = Engine(
     name="ollama",
     title="Ollama",
     versions=(("0.32", "the newest known here"),),
     drafters="Ollama has none of one's own; llama-server has more types.",
     methods=tuple(METHODS.values()),
     unsupported=dict.fromkeys(("NGram", "Draft_Target", "Eagle3", "DSpark"), LLAMA_SERVER),
-    files=_ollama_files,
-    parse=_ollama_parse,
-    find_method=_ollama_method,
+    files=_files,
+    parse=_parse,
+    find_method=_find_method,
     reasons=llamacpp.FIXED,
 )

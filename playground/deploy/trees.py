@@ -19,15 +19,18 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path as FilePath
+from typing import Annotated, Any
 
-import numpy as np
+import torch
+from pydantic import Field
 
-from engine.errors import ConfigError, TreeError, validate_choice
-from engine.interop.export_files import ReadYaml
-from engine.interop.trees.growmap import read_growmap, write_growmap
+from engine.config import Settings
+from engine.errors import ConfigError, SourceError, TreeError, validate_choice
+from engine.model.files import read_pickle
 from engine.safe_text import read_json, short
-from engine.tree import MAX_NODES, ChoiceTree, Path, TreeShape, read_literal
+from engine.tree import MAX_NODES, ChoiceTree, Path, read_literal, tree_buffers
+from playground.deploy.files import ReadYaml
 
 _CHILDREN = {"": 10, "0": 10, "1": 7, "2": 3, "3": 2, "00": 10, "01": 3, "02": 2, "10": 2, "000": 2}
 _CHILDREN |= dict.fromkeys("4 5 6 7 8 9 03 04 05 06 07 20".split(), 1)
@@ -82,41 +85,6 @@ def tensorrt_sizes(tree: ChoiceTree) -> dict[str, Any]:
         "max_draft_len": len(tree),
         "num_eagle_layers": tree.depth,
         "max_non_leaves_per_layer": max(inner.count(depth) for depth in set(inner)),
-    }
-
-
-def tree_buffers(shape: TreeShape) -> dict[str, list[int] | list[list[int]]]:
-    """The tables of a tree by their names in TensorRT-LLM, Medusa and EAGLE, and SGLang.
-
-    Bit j of a row's packed mask: the row attends to row j. Bit 0 of the first int32 is the root.
-    Paths to the leaves are ordered from the last leaf to the first, padded with -1, which also
-    stands for a missing child or sibling.
-
-    Worked example, parents `[-1, 0, 0, 1]`:
-
-        spec_decoding_packed_mask       [[1], [3], [5], [11]]
-        spec_decoding_position_offsets  [0, 1, 1, 2]
-        retrieve_indices                [[0, 1, 3], [0, 2, -1]]
-        retrieve_next_token             [1, 3, -1, -1]
-        retrieve_next_sibling           [-1, 2, -1, -1]
-
-    Source: tensorrt_llm/runtime/medusa_utils.py; medusa/model/utils.py; sglang/srt/speculative.
-    """
-    bits = np.zeros((len(shape), -(-len(shape) // 32) * 32), dtype=bool)
-    bits[:, : len(shape)] = shape.ancestors.numpy()
-    words = np.packbits(bits, axis=1, bitorder="little").view("<i4")
-    leaves = [node for node, below in enumerate(shape.children) if not below]
-    paths = [[0, *shape.path_to(leaf)] for leaf in reversed(leaves)]
-    next_sibling = [-1] * len(shape)
-    for siblings in shape.children:
-        for node, after in zip(siblings, siblings[1:], strict=False):
-            next_sibling[node] = after
-    return {
-        "spec_decoding_packed_mask": words.tolist(),
-        "spec_decoding_position_offsets": shape.depths.tolist(),
-        "retrieve_indices": [path + [-1] * (shape.max_depth + 1 - len(path)) for path in paths],
-        "retrieve_next_token": [below[0] if below else -1 for below in shape.children],
-        "retrieve_next_sibling": next_sibling,
     }
 
 
@@ -244,3 +212,91 @@ def _trees(values: object) -> Iterator[tuple[str, object]]:
     elif isinstance(values, list):
         for value in values:
             yield from _trees(value)
+
+
+# ---- Sequoia's growmaps
+
+
+_Numbers = Annotated[list[int], Field(max_length=MAX_NODES + 1)]
+
+
+class Growmap(Settings, extra="ignore"):
+    """The key that defines the tree; all others are derived from it.
+
+    A growmap numbers its nodes level by level, the root first, and lists the successors of each
+    node in order of probability; the rank of a node is its index in that list. UMbreLLa stores the
+    same keys in JSON, Sequoia in a .pt file.
+    Source: arXiv:2402.12374; github Infini-AI-Lab/Sequoia, tree_search.py.
+
+    Example: the tree [0], [1], [0, 0] has successors [[1, 2], [3], [], []].
+    """
+
+    Successors: list[_Numbers] = Field(min_length=2, max_length=MAX_NODES + 1)
+
+
+def write_growmap(tree: ChoiceTree) -> dict[str, Any]:
+    """The growmap of a tree, with every key that Sequoia writes.
+
+    Raises:
+        TreeError: the tree skips a rank, which a growmap cannot express.
+    """
+    shape, paths = tree.shape, set(tree.paths)
+    for *parent, rank in tree.paths:
+        if rank and (*parent, rank - 1) not in paths:
+            raise TreeError(
+                "A Sequoia growmap has no ranks: children are ranks 0, 1, … in a row, but this "
+                f"tree has {[*parent, rank]} without {[*parent, rank - 1]}."
+            )
+    depths = shape.depths.tolist()
+    levels = [[n for n, d in enumerate(depths) if d == level] for level in range(tree.depth + 1)]
+    return {
+        "roots": levels,
+        "branches": [[len(shape.children[node]) for node in level] for level in levels],
+        "Successors": [list(children) for children in shape.children],
+        "mask": [[int(seen) for seen in row] for row in shape.ancestors.tolist()],
+        "depth": depths,
+        "size": len(shape),
+    }
+
+
+def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
+    """The tree of a growmap's successors.
+
+    Raises:
+        TreeError: naming the invalid node.
+    """
+    try:
+        successors = Growmap.parse(values).Successors
+    except ConfigError as error:
+        raise TreeError(f"The growmap is malformed: {error}") from error
+    size = len(successors)
+    paths: list[Path | None] = [(), *[None] * (size - 1)]
+    for node, children in enumerate(successors):
+        above = paths[node]
+        if above is None:
+            raise TreeError(f"Growmap node {node} has no parent: nothing names it as successor.")
+        for rank, child in enumerate(children):
+            if not node < child < size:
+                raise TreeError(
+                    f"Growmap node {node} names {child} as successor; successors come after their "
+                    f"parent and before {size}."
+                )
+            if paths[child] is not None:
+                raise TreeError(f"Growmap node {child} is the successor of two nodes.")
+            paths[child] = (*above, rank)
+    return ChoiceTree.parse([path for path in paths if path], form="candidates")
+
+
+def read_growmap_file(file: FilePath) -> ChoiceTree:
+    """The tree in Sequoia's .pt file, whose code is never run.
+
+    Raises:
+        TreeError: it is not such a file, or too large.
+    """
+    try:
+        values = read_pickle(file, torch.device("meta"))
+    except SourceError as error:
+        raise TreeError(f"No growmap could be read: {error}") from error
+    if not isinstance(values, Mapping):
+        raise TreeError(f"{file} must hold a growmap's keys, got {type(values).__name__}.")
+    return read_growmap({"Successors": values.get("Successors")})

@@ -7,10 +7,10 @@ import shlex
 
 from engine.drafters.user_provided import tensorrt_llm_class
 from engine.errors import ConfigError
-from engine.interop.conversion import Writer
-from engine.interop.export_files import Files, command, read_python, yaml_block
-from engine.interop.table import Values
-from engine.interop.trtllm.legacy import CURRENT, EAGLE_1, LEGACY
+from playground.deploy.conversion import Writer
+from playground.deploy.files import Files, command, read_python, yaml_block
+from playground.deploy.legacy import CURRENT, EAGLE_1, LEGACY
+from playground.deploy.table import Values
 
 TYPE = "decoding_type"
 CONFIG_CLASS = "DecodingConfig"

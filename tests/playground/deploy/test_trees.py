@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from engine.drafters.eagle.methods import MC_SIM_7B_63
 from engine.errors import TreeError
-from engine.interop.trees import FORMATS, format_tree
-from engine.interop.trees import parse_tree as parse_any_tree
-from engine.interop.trees.growmap import read_growmap, write_growmap
 from engine.tree import ChoiceTree
+from playground.deploy.trees import FORMATS, format_tree, read_growmap, write_growmap
+from playground.deploy.trees import parse_tree as parse_any_tree
 from presets.reading import parse_yaml
 
 NARROW = ["cartesian", "sequoia"]

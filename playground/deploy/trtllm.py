@@ -15,13 +15,21 @@ from typing import Any
 
 from engine.drafters.user_provided import tensorrt_llm_class
 from engine.errors import ConfigError
-from engine.interop import table
-from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import ReadYaml, read_mapping
-from engine.interop.table import Codec, Engine, Field, Ignored, Refusal, Values, method, same_name
-from engine.interop.trtllm import legacy
-from engine.interop.trtllm.files import CONFIG_CLASS, TYPE, read_program, write_files
-from engine.interop.trtllm.legacy import CURRENT, EAGLE_1, EAGLE_ROWS, WEIGHTS
+from playground.deploy import legacy, table
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.files import ReadYaml, read_mapping
+from playground.deploy.legacy import CURRENT, EAGLE_1, EAGLE_ROWS, WEIGHTS
+from playground.deploy.table import (
+    Codec,
+    Engine,
+    Field,
+    Ignored,
+    Refusal,
+    Values,
+    method,
+    same_name,
+)
+from playground.deploy.trtllm_files import CONFIG_CLASS, TYPE, read_program, write_files
 
 SUFFIX_FIRST = ("sa_config", "use_sa_spec", "sa_spec_threshold")
 """Suffix lookup before another method, by the keys of the code and of 1.3's guide."""

@@ -16,10 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, did_you_mean
-from engine.interop import table
-from engine.interop.export_files import Files, Version
-from engine.interop.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
 from engine.tree import ChoiceTree
+from playground.deploy import table
+from playground.deploy.files import Files, Version
+from playground.deploy.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
 
 REASONS = {
     "acceptance use_relaxed_acceptance_for_thinking": "{title} verifies exactly: fewer tokens are "

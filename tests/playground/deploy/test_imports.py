@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import presets
 from engine.errors import ConfigError
-from engine.interop import ENGINES
-from engine.interop.export_files import read_flags
-from engine.interop.trees import MC_SIM_7B_63
-from tests.engine.interop.schemas import LLAMA, read
+from playground.deploy import ENGINES
+from playground.deploy.files import read_flags
+from playground.deploy.trees import MC_SIM_7B_63
+from tests.playground.deploy.schemas import LLAMA, read
 
 EAGLE3 = "decoding_type: Eagle3\nmax_draft_len: 4\nspeculative_model_dir: x/y\n"
 

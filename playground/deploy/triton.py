@@ -19,14 +19,13 @@ from typing import Any
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from engine.interop import table, trees, trtllm
-from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import Files, ReadYaml, command, read_mapping, yaml_block
-from engine.interop.table import Codec, Engine, Field, Ignored, Values, method
-from engine.interop.trtllm import legacy
-from engine.interop.trtllm.files import TYPE, document
-from engine.interop.trtllm.legacy import LEGACY
 from engine.tree import ChoicePaths, ChoiceTree
+from playground.deploy import legacy, table, trees, trtllm
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.files import Files, ReadYaml, command, read_mapping, yaml_block
+from playground.deploy.legacy import LEGACY
+from playground.deploy.table import Codec, Engine, Field, Ignored, Values, method
+from playground.deploy.trtllm_files import TYPE, document
 
 MODE = "decoding_mode"
 N_DRAFT = "num_draft_tokens"

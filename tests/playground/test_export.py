@@ -13,9 +13,10 @@ import pytest
 import presets
 from engine.drafters import methods, parse_method
 from engine.errors import ConfigError
-from engine.interop import ENGINES
 from engine.model.sources import TargetSpec
-from playground.deploy import (
+from playground.deploy import ENGINES
+from playground.experiments.forms import closest_method
+from playground.export import (
     ExportForm,
     ExportSource,
     engines_of,
@@ -26,7 +27,6 @@ from playground.deploy import (
     model_name,
     offered_runs,
 )
-from playground.experiments.forms import closest_method
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method, read_method
 from playground.host.runner import EngineHost

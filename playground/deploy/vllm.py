@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import table
-from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import Files, ReadYaml, command, read_flags, read_mapping
-from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, method
 from engine.tree import ChoiceTree
+from playground.deploy import table
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.files import Files, ReadYaml, command, read_flags, read_mapping
+from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, method
 
 LENGTH = "num_speculative_tokens"
 LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")

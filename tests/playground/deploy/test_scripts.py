@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from engine.drafters import parse_method
-from engine.interop.transformers import SCRIPT
+from playground.deploy.transformers import SCRIPT
 from tests.engine.drafters.test_draft_by_text import learned
-from tests.engine.interop.schemas import LLAMA, exported, read
 from tests.models import save_tiny, tiny_model
+from tests.playground.deploy.schemas import LLAMA, exported, read
 
 
 def test_triton_s_documented_parameters(tmp_path: Path) -> None:

@@ -12,15 +12,13 @@ from collections.abc import Callable, Mapping
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, did_you_mean, validate_choice
-from engine.interop import llamacpp, local, sglang, transformers, trtllm, vllm
-from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
-from engine.interop.table import Engine, UnsupportedError, ignored_by_key, refusal_by_key
-from engine.interop.trtllm import triton
+from playground.deploy import llamacpp, mlx, ollama, sglang, transformers, triton, trtllm, vllm
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
+from playground.deploy.table import Engine, UnsupportedError, ignored_by_key, refusal_by_key
 
-_MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
-_ENGINES = (*(module.ENGINE for module in _MODULES), local.MLX, local.OLLAMA)
-ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _ENGINES}
+_MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers, mlx, ollama)
+ENGINES: Mapping[str, Engine] = {module.ENGINE.name: module.ENGINE for module in _MODULES}
 
 
 def find_engine(name: object) -> Engine:

@@ -17,10 +17,10 @@ from pathlib import PurePath
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import table
-from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import Files, Flags, ReadYaml, command, read_flags
-from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
+from playground.deploy import table
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.files import Files, Flags, ReadYaml, command, read_flags
+from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 TYPE = "--spec-type"
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")

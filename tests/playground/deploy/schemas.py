@@ -14,8 +14,8 @@ from transformers import GenerationConfig
 
 import presets
 from engine.drafters.method import MethodConfig
-from engine.interop import ENGINES, export_method, import_config
-from engine.interop.export_files import Export, ImportedMethod
+from playground.deploy import ENGINES, export_method, import_config
+from playground.deploy.files import Export, ImportedMethod
 from presets.reading import parse_yaml
 
 FOLDER = Path(__file__).parent / "recorded"

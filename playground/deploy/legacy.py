@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import table
-from engine.interop.conversion import Reader, Writer
-from engine.interop.table import Codec, Field, Refusal, Values, method, read_only
-from engine.interop.trees import MC_SIM_7B_63, parse_tree, tensorrt_sizes
 from engine.tree import ChoicePaths, ChoiceTree
+from playground.deploy import table
+from playground.deploy.conversion import Reader, Writer
+from playground.deploy.table import Codec, Field, Refusal, Values, method, read_only
+from playground.deploy.trees import MC_SIM_7B_63, parse_tree, tensorrt_sizes
 
 CURRENT = (1, 3)
 """First release with only the PyTorch backend."""

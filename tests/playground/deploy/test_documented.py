@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from engine.drafters import parse_method
-from tests.engine.interop.schemas import LLAMA, exported, read
+from tests.playground.deploy.schemas import LLAMA, exported, read
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
 
