@@ -14,7 +14,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, did_you_mean, validate_choice
 from playground.deploy import llamacpp, mlx, ollama, sglang, transformers, triton, trtllm, vllm
 from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
+from playground.deploy.files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version, render
 from playground.deploy.table import Engine, UnsupportedError, ignored_by_key, refusal_by_key
 
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers, mlx, ollama)
@@ -80,13 +80,14 @@ def export_method(
         notes = (*notes, f"{newer} Check the result against its documentation.")
     writer = Writer(engine, config, target, numbers, resolve, list(notes), list(warnings))
     try:
-        files = engine.files(writer, writer.values())
+        values = writer.values()
+        extra = engine.prepare(writer, values)
     except UnsupportedError as error:
         return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
     writer.finish()
-    if hybrid and engine.hybrid:
-        writer.notes.append(engine.hybrid)
-    files |= writer.files
+    writer.notes += [*engine.notes, *([engine.hybrid] if hybrid and engine.hybrid else [])]
+    known = {"values": values, "target": target, "config": config}
+    files = render(engine.name, engine.files, **known, **extra)
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
 

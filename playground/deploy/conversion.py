@@ -18,7 +18,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, did_you_mean
 from engine.tree import ChoiceTree
 from playground.deploy import table
-from playground.deploy.files import Files, Version
+from playground.deploy.files import Version
 from playground.deploy.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
 
 REASONS = {
@@ -57,7 +57,6 @@ class Writer:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    files: Files = field(default_factory=dict)
 
     def take(self, name: str) -> Any:
         """A setting's value; marks it as written."""

@@ -7,9 +7,12 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
@@ -98,13 +101,40 @@ def _yaml_value(value: Any) -> str:
     return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
 
 
-def command(start: str, *options: str | tuple[str, object]) -> str:
-    """A shell command, one option with its value per line."""
-    lines = [
-        option if isinstance(option, str) else f"{option[0]} {shlex.quote(str(option[1]))}"
-        for option in options
-    ]
-    return " \\\n  ".join([start, *lines]) + "\n"
+def gguf_name(model: str) -> str:
+    """The file name of a model converted to GGUF; a GGUF file's own name."""
+    return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
+
+
+def _options(values: Mapping[str, Any]) -> str:
+    """Options of a shell command, one with its value per line, to follow its first line."""
+    return "".join(f" \\\n  {key} {shlex.quote(str(value))}" for key, value in values.items())
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    extensions=["jinja2.ext.do"],
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+_TEMPLATES.filters |= {
+    "compact_json": lambda value: json.dumps(value, separators=(",", ":")),
+    "gguf_name": gguf_name,
+    "json": lambda value: json.dumps(value, indent=2),
+    "options": _options,
+    "quote": shlex.quote,
+    "repr": repr,
+    "yaml": yaml_block,
+}
+
+
+def render(folder: str, names: Iterable[str], **values: Any) -> Files:
+    """The files of these templates in a folder of `templates`; what comes out empty is left out."""
+    load = _TEMPLATES.get_template
+    texts = {name: load(f"{folder}/{name}.jinja").render(values) for name in names}
+    return {name: text for name, text in texts.items() if text}
 
 
 class Flags(NamedTuple):

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from engine.errors import ConfigError
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import Files, Flags, ReadYaml, command, read_flags
+from playground.deploy.files import Flags, ReadYaml, gguf_name, read_flags
 from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 TYPE = "--spec-type"
@@ -63,11 +61,6 @@ ROWS = (
 
 
 # ---- rows
-
-
-def gguf_name(model: str) -> str:
-    """The file name of a model converted to GGUF; a GGUF file's own name."""
-    return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
 
 
 WEIGHTS = Field(
@@ -211,12 +204,6 @@ METHODS = (
 )
 
 
-def _files(writer: Writer, values: Values) -> Files:
-    writer.notes.append(GGUF_NOTE)
-    start = f"llama-server -m {shlex.quote(gguf_name(writer.target))}"
-    return {"serve.sh": command(start, *values.items())}
-
-
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     flags = _read_options(text)
     drafting = {key: value for key, value in flags.options.items() if _is_drafting(key)}
@@ -278,10 +265,11 @@ ENGINE = Engine(
     key=TYPE,
     drafters="Drafters there are C++ and part of the build.",
     methods=METHODS,
-    files=_files,
+    files=("serve.sh",),
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
+    notes=(GGUF_NOTE,),
     reasons={**FIXED, "min_match_len": "llama.cpp looks up first wherever its n-gram occurs."},
     hybrid="Where a build cannot roll this target's recurrent state back, it saves all of it at "
     "every step, which has made drafting several times slower than plain decoding "

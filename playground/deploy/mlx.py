@@ -5,15 +5,14 @@ Source: mlx_lm/generate.py of 0.32.2.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
 from playground.deploy import table
-from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import Files, ReadYaml, command, read_flags
-from playground.deploy.table import Engine, Field, Values, method
+from playground.deploy.conversion import Reader
+from playground.deploy.files import ReadYaml, read_flags
+from playground.deploy.table import Engine, Field, method
 
 UNSET = "--num-draft-tokens is not set: 3, its default, is used."
 SAME_TOKEN = table.drops_draft_probs(
@@ -28,11 +27,6 @@ METHOD = method(
     SAME_TOKEN,
     implied={"use_draft_probs": False},
 )
-
-
-def _files(writer: Writer, values: Values) -> Files:
-    start = f"mlx_lm.server --model {shlex.quote(writer.target)}"
-    return {"serve.sh": command(start, *values.items())}
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -53,7 +47,7 @@ ENGINE = Engine(
     versions=(("0.32", "the newest known here"), ("0.26", "the oldest known here")),
     drafters="generate_step there is a Python function of your own to copy.",
     methods=(METHOD,),
-    files=_files,
+    files=("serve.sh",),
     parse=_parse,
     find_method=_find_method,
     hybrid="mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this.",

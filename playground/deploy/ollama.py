@@ -14,9 +14,9 @@ from typing import Any
 
 from engine.errors import ConfigError
 from playground.deploy import llamacpp, table
-from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import Files, ReadYaml
-from playground.deploy.table import Engine, Field, Values, method
+from playground.deploy.conversion import Reader
+from playground.deploy.files import ReadYaml
+from playground.deploy.table import Engine, Field, method
 
 DRAFT, LENGTH = "DRAFT", "draft_num_predict"
 WEIGHTS = dataclasses.replace(llamacpp.WEIGHTS, key=DRAFT, aliases=())
@@ -31,15 +31,6 @@ LLAMA_SERVER = (
     "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",
     "llama.cpp's own llama-server runs it.",
 )
-
-
-def _files(writer: Writer, values: Values) -> Files:
-    lines = [f"FROM {llamacpp.gguf_name(writer.target)}"]
-    lines += [f"{DRAFT} {values[DRAFT]}"] if DRAFT in values else []
-    lines += [f"PARAMETER {LENGTH} {values[LENGTH]}"] if LENGTH in values else []
-    writer.notes.append(llamacpp.GGUF_NOTE)
-    create = "ollama create speculative -f Modelfile\nollama run speculative\n"
-    return {"Modelfile": "\n".join(lines) + "\n", "create.sh": create}
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -77,8 +68,9 @@ ENGINE = Engine(
     drafters="Ollama has none of one's own; llama-server has more types.",
     methods=tuple(METHODS.values()),
     unsupported=dict.fromkeys(("NGram", "Draft_Target", "Eagle3", "DSpark"), LLAMA_SERVER),
-    files=_files,
+    files=("Modelfile", "create.sh"),
     parse=_parse,
     find_method=_find_method,
+    notes=(llamacpp.GGUF_NOTE,),
     reasons=llamacpp.FIXED,
 )

@@ -9,7 +9,6 @@ tokens (nodes verified, including the root).
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import Files, ReadYaml, command, read_flags
+from playground.deploy.files import ReadYaml, read_flags
 from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 
 PREFIX = "--speculative-"
@@ -206,11 +205,6 @@ METHODS = (
 )
 
 
-def _files(writer: Writer, values: Values) -> Files:
-    start = f"python -m sglang.launch_server --model-path {shlex.quote(writer.target)}"
-    return {"launch.sh": command(start, *values.items())}
-
-
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """A command, or flags as keys of YAML (`--config`)."""
     flags = read_flags(text)
@@ -249,7 +243,7 @@ ENGINE = Engine(
     key=ALGORITHM,
     drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
     methods=METHODS,
-    files=_files,
+    files=("launch.sh",),
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,

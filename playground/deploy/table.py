@@ -14,7 +14,7 @@ from typing import Any
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.deploy.files import Files, ReadYaml, Version
+from playground.deploy.files import ReadYaml, Version
 
 Values = dict[str, Any]
 PLACEHOLDER = "DRAFTER"
@@ -256,11 +256,13 @@ class Engine:
         key: its key for the method's name.
         drafters: the closest alternative to a drafter written for this playground.
         unsupported: per other decoding type, why it is missing and the closest alternative.
-        files: values → files.
+        files: its templates, in the order of the files.
+        prepare: what the templates read besides `values`, `target` and `config`; adds remarks.
         parse: text → values, and the target if it names one.
         find_method: values → one of its methods.
         rows: refused and ignored keys of every method.
         reasons: why settings have no counterpart, overriding `conversion.REASONS`.
+        notes: remarks on every export.
         hybrid: a note on drafting for targets with recurrent layers.
     """
 
@@ -270,12 +272,14 @@ class Engine:
     drafters: str
     methods: tuple[Method, ...]
     unsupported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    files: Callable[[Any, Values], Files]
+    files: tuple[str, ...]
+    prepare: Callable[[Any, Values], Values] = lambda writer, values: {}
     parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
     find_method: Callable[[Any], Method]
     rows: tuple[Row, ...] = ()
     key: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     hybrid: str = ""
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import ConfigError
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import Files, ReadYaml, read_mapping, read_python
+from playground.deploy.files import ReadYaml, read_mapping, read_python
 from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
@@ -111,32 +111,6 @@ METHODS = {
     "dflash": method("DFlash", "", *DFLASH, since=NEW),
 }
 
-SCRIPT = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({target!r})
-model = AutoModelForCausalLM.from_pretrained({target!r}, dtype="auto")
-{setup}inputs = tokenizer("Write a haiku.", return_tensors="pt")
-output = model.generate({arguments}, max_new_tokens=128)
-print(tokenizer.decode(output[0], skip_special_tokens=True))
-"""
-
-
-def _files(writer: Writer, values: Values) -> Files:
-    setup, arguments = "", ["**inputs"]
-    for key, value in values.items():
-        if key == ASSISTANT:
-            setup += f'assistant = AutoModelForCausalLM.from_pretrained({value!r}, dtype="auto")\n'
-            arguments.append(f"{ASSISTANT}=assistant")
-        elif key == TOKENIZER:
-            setup += f"{TOKENIZER} = AutoTokenizer.from_pretrained({value!r})\n"
-            arguments += ["tokenizer=tokenizer", f"{TOKENIZER}={TOKENIZER}"]
-        elif key.startswith(DRAFTING):
-            setup += f"assistant.generation_config.{key} = {value!r}\n"
-        else:
-            arguments.append(f"{key}={value!r}")
-    text = SCRIPT.format(target=writer.target, setup=setup, arguments=", ".join(arguments))
-    return {"generate.py": text}
-
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """Keyword arguments of `generate`, from a mapping or a script's calls and assignments."""
@@ -202,7 +176,7 @@ ENGINE = Engine(
     ),
     drafters="custom_generate there takes a custom decoding loop.",
     methods=tuple(METHODS.values()),
-    files=_files,
+    files=("generate.py",),
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,

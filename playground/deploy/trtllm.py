@@ -10,15 +10,15 @@ A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK ·
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
 from engine.drafters.user_provided import tensorrt_llm_class
 from engine.errors import ConfigError
-from playground.deploy import legacy, table
+from playground.deploy import table, tensorrt_backend
 from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import ReadYaml, read_mapping
-from playground.deploy.legacy import CURRENT, EAGLE_1, EAGLE_ROWS, WEIGHTS
+from playground.deploy.files import ReadYaml, read_mapping, read_python
 from playground.deploy.table import (
     Codec,
     Engine,
@@ -29,8 +29,13 @@ from playground.deploy.table import (
     method,
     same_name,
 )
-from playground.deploy.trtllm_files import CONFIG_CLASS, TYPE, read_program, write_files
+from playground.deploy.tensorrt_backend import CURRENT, EAGLE_1, EAGLE_ROWS, LEGACY, WEIGHTS
 
+TYPE = "decoding_type"
+CONFIG_CLASS = "DecodingConfig"
+"""Suffix of the names of the Python classes."""
+DISAGGREGATED = ("Eagle3", "MTP")
+"""Methods for which TensorRT-LLM and Dynamo document disaggregated serving."""
 SUFFIX_FIRST = ("sa_config", "use_sa_spec", "sa_spec_threshold")
 """Suffix lookup before another method, by the keys of the code and of 1.3's guide."""
 COMMON = (
@@ -267,7 +272,7 @@ METHODS = (
     method("NGram", "NGram", *NGRAM),
     method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),  # only read
     method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(SUFFIX_NOTE,)),
-    *legacy.METHODS,
+    *tensorrt_backend.METHODS,
     method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
     method("Eagle3", "Eagle", *EAGLE3_CHAIN, until=CURRENT),
     method("MTP", "MTP", *MTP, notes=(MTP_NOTE,)),
@@ -286,11 +291,44 @@ METHODS = (
 )
 
 
+# ---- files
+
+
+def document(writer: Writer, values: Values) -> Values:
+    """The YAML file's content: `speculative_config`, and the settings beside it."""
+    beside = {}
+    if writer.config.decoding_type in ("NGram", "Draft_Target"):
+        beside["disable_overlap_scheduler"] = True
+        writer.notes.append(
+            "TensorRT-LLM's documentation switches the overlap scheduler off for it."
+        )
+    return {**beside, "speculative_config": values}
+
+
+def _prepare(writer: Writer, values: Values) -> Values:
+    config = writer.config
+    kind = config.decoding_type
+    drafter = tensorrt_llm_class(config.drafter) if kind == "User_Provided" else None
+    if kind in DISAGGREGATED:
+        writer.notes.append(
+            "In prefill.yaml and decode.yaml, max_tokens_in_buffer must exceed the longest prompt."
+        )
+    return {
+        "document": document(writer, values),
+        "config_class": values[TYPE].replace("_", "") + CONFIG_CLASS,
+        "drafter_class": drafter,
+        "has_yaml": drafter is None,
+        "is_disaggregated": kind in DISAGGREGATED,
+        "is_legacy": kind in LEGACY,
+        "option": "--config" if writer.version >= CURRENT else "--extra_llm_api_options",
+    }
+
+
 def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """A YAML file with `speculative_config`, the block alone, or a Python program with one."""
     expected = "A TensorRT-LLM file must have speculative_config with decoding_type"
     if f"{CONFIG_CLASS}(" in text:
-        return read_program(text)
+        return _read_program(text)
     whole = read_mapping(text, read_yaml, expected)
     block = whole.get("speculative_config")
     values = whole if block is None else read_yaml(block) if isinstance(block, str) else block
@@ -300,6 +338,30 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
     if whole.get("backend") == "tensorrt" and values[TYPE] == "Eagle":
         values[TYPE] = EAGLE_1
     target = None if block is None else whole.get("model")
+    return values, target if isinstance(target, str) else None
+
+
+def _read_program(text: str) -> tuple[Values, str | None]:
+    """The arguments of a Python program's `…DecodingConfig`, and the model of its `LLM`.
+
+    Raises:
+        ConfigError: it is not Python, or has no such call.
+    """
+    nodes, value_of = read_python(text)
+    calls: dict[str, Values] = {}
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        words = {word.arg: value_of(word.value) for word in call.keywords if word.arg}
+        words |= {"model": value_of(call.args[0])} if call.args else {}
+        calls.setdefault(ast.unparse(call.func).rpartition(".")[2], words)
+    llm = calls.get("LLM", {})
+    config = next((name for name in calls if name.endswith(CONFIG_CLASS)), None)
+    if config is None:
+        raise ConfigError(f"The program calls no …{CONFIG_CLASS}.")
+    kind = config.removesuffix(CONFIG_CLASS)
+    if kind == "Eagle" and ("_tensorrt_engine" in text or llm.get("backend") == "tensorrt"):
+        kind = EAGLE_1
+    target = llm.get("model")
+    values = {TYPE: "AUTO" if kind == "Auto" else kind, **calls[config]}
     return values, target if isinstance(target, str) else None
 
 
@@ -351,7 +413,11 @@ ENGINE = Engine(
             "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
         ),
     },
-    files=write_files,
+    files=(
+        *("config.yaml", "serve.sh", "llm.py", "bench.sh", "prefill.yaml", "decode.yaml"),
+        *("disagg_config.yaml", "disaggregated.sh", "dynamo.sh"),
+    ),
+    prepare=_prepare,
     parse=parse,
     find_method=find_method,
     rows=COMMON,

@@ -6,8 +6,6 @@ gone since 0.21, Medusa since 0.33. Source: vllm/config/speculative.py of each r
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +13,8 @@ from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
-from playground.deploy.files import Files, ReadYaml, command, read_flags, read_mapping
-from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, method
+from playground.deploy.files import ReadYaml, read_flags, read_mapping
+from playground.deploy.table import Codec, DroppedSetting, Engine, Field, method
 
 LENGTH = "num_speculative_tokens"
 LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
@@ -182,15 +180,6 @@ METHODS: tuple[table.Method, ...] = (
 # ---- files
 
 
-def _files(writer: Writer, values: Values) -> Files:
-    serve = f"vllm serve {shlex.quote(writer.target)}"
-    config = ("--speculative-config", json.dumps(values, separators=(",", ":")))
-    return {
-        "speculative_config.json": json.dumps(values, indent=2) + "\n",
-        "serve.sh": command(serve, config),
-    }
-
-
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
     flags = read_flags("" if text.lstrip().startswith("{") else text)
@@ -271,7 +260,7 @@ ENGINE = Engine(
     drafters='Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '
     "(0.22 and newer).",
     methods=METHODS,
-    files=_files,
+    files=("speculative_config.json", "serve.sh"),
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.drafters import parse_method
-from playground.deploy.transformers import SCRIPT
+from playground.deploy.files import render
 from tests.engine.drafters.test_draft_by_text import learned
 from tests.models import save_tiny, tiny_model
 from tests.playground.deploy.schemas import LLAMA, exported, read
@@ -195,7 +195,8 @@ def output_of(script: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_drafting_scripts_print_the_plain_script_s_text(
     target: Path, small: Path, of_words: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = output_of(SCRIPT.format(target=str(target), setup="", arguments="**inputs"), capsys)
+    script = render("transformers", ["generate.py"], target=str(target), values={})["generate.py"]
+    plain = output_of(script, capsys)
     draft = {"decoding_type": "Draft_Target", "speculative_model": str(small), "max_draft_len": 3}
     assert printed(draft, target, capsys) == plain != ""
     other = {**draft, "speculative_model": str(of_words), "vocabulary": "text"}
