@@ -1,7 +1,8 @@
 """Serving engines: exports methods to their configs, and imports their configs as methods.
 
-One file per engine has its `table`, which is used in both directions, and its file templates;
-`trees` reads and writes choice trees in every tool's format.
+An engine is one file of rows, setting here → key there (`table`), used in both directions; a file
+of `tables` with its releases and the keys that are no setting here; and a folder of `templates`,
+its files. `trees` reads and writes choice trees in every tool's format.
 """
 
 from __future__ import annotations

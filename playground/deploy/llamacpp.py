@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
 from playground.deploy.files import Flags, ReadYaml, gguf_name, read_flags
-from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, const, method
+from playground.deploy.table import Codec, DroppedSetting, Field, Values, const, load_engine, method
 
 TYPE = "--spec-type"
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
@@ -29,37 +29,6 @@ VARIABLE_LINE = re.compile(rf"^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", re.MULTILINE)
 PRESET = re.compile(r"^[ \t]*\[([^\]\n]+)\][ \t]*$", re.MULTILINE)
 ENTRY = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 TARGETS = ("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
-PLACEMENT = (
-    "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
-    "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size cache-type-k "
-    "cache-type-v"
-)
-"""Options on where a draft model runs, as `--spec-draft-NAME` and `--NAME-draft`."""
-SHORT = (
-    "-td -tbd -Cd -Crd -Cbd -otd -cmoed -ncmoed -devd -cd -ngld -ctkd -ctvd -lcs -lcd "
-    "--draft-p-split --lookup-cache-static --lookup-cache-dynamic --gpu-layers-draft "
-    "--n-gpu-layers-draft --spec-draft-ncmoe --spec-draft-p-split --spec-draft-ngl "
-    "--spec-draft-type-k --spec-draft-type-v --spec-draft-backend-sampling "
-    "--no-spec-draft-backend-sampling --spec-ngram-mod-n-match --spec-ngram-mod-n-min "
-    "--spec-ngram-mod-n-max"
-)
-ROWS = (
-    table.Ignored(" ".join(f"--spec-draft-{name} --{name}-draft" for name in PLACEMENT.split())),
-    table.Ignored(SHORT),
-    table.Ignored("--spec-draft-sampling", table.DRAWN),
-    *table.refusals(
-        {
-            "--spec-default=false": "it stands for ngram-mod, which looks up hashed n-grams",
-            "--spec-draft-n-min --draft-min --draft-n-min=0": "shorter drafts are discarded",
-            "--spec-synth-rates --spec-synth-len": "acceptance rates are synthetic, for testing a "
-            "server",
-            "--spec-ngram-check-rate=1": "some lookups are skipped",
-            "--spec-draft-conf-min=0|0.0": "a draft ends where its head is not confident",
-        }
-    ),
-)
-
-
 # ---- rows
 
 
@@ -179,15 +148,8 @@ NGRAM = (
         lambda c: (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool) != SIMPLE_RULES,
     ),
 )
-FIXED = {
-    "eagle3_layers_to_capture mask_token_id target_layer_ids": "The conversion to GGUF fixes it."
-}
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
 MOD_NOTE = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
-GGUF_NOTE = (
-    "It loads GGUF files: convert a folder of weights with llama.cpp's python "
-    "convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need --target-model-dir."
-)
 SHORTER_NOTE = "Here shorter matches are tried, too, where the longest finds nothing."
 METHODS = (
     method(
@@ -254,24 +216,9 @@ def _find_method(reader: Reader) -> table.Method:
     return _method_of_type(reader, kinds[0])
 
 
-ENGINE = Engine(
-    name="llamacpp",
-    title="llama.cpp",
-    versions=(
-        ("b11368", "autumn 2026, the newest known here; drafts may be sampled"),
-        ("b10507", "old names are refused"),
-        ("b9235", "May 2026, the first with all new names"),
-    ),
-    key=TYPE,
-    drafters="Drafters there are C++ and part of the build.",
+ENGINE = load_engine(
+    "llamacpp",
     methods=METHODS,
-    files=("serve.sh",),
     parse=_parse,
     find_method=_find_method,
-    rows=ROWS,
-    notes=(GGUF_NOTE,),
-    reasons={**FIXED, "min_match_len": "llama.cpp looks up first wherever its n-gram occurs."},
-    hybrid="Where a build cannot roll this target's recurrent state back, it saves all of it at "
-    "every step, which has made drafting several times slower than plain decoding "
-    "(llama.cpp#28120). Measure with and without drafts.",
 )

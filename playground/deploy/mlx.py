@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from playground.deploy import table
 from playground.deploy.conversion import Reader
 from playground.deploy.files import ReadYaml, read_flags
-from playground.deploy.table import Engine, Field, method
+from playground.deploy.table import Field, load_engine, method
 
 UNSET = "--num-draft-tokens is not set: 3, its default, is used."
 SAME_TOKEN = table.drops_draft_probs(
@@ -41,14 +41,9 @@ def _find_method(reader: Reader) -> table.Method:
     return METHOD
 
 
-ENGINE = Engine(
-    name="mlx",
-    title="mlx-lm",
-    versions=(("0.32", "the newest known here"), ("0.26", "the oldest known here")),
-    drafters="generate_step there is a Python function of your own to copy.",
+ENGINE = load_engine(
+    "mlx",
     methods=(METHOD,),
-    files=("serve.sh",),
     parse=_parse,
     find_method=_find_method,
-    hybrid="mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this.",
 )

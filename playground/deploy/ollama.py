@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from playground.deploy import llamacpp, table
 from playground.deploy.conversion import Reader
 from playground.deploy.files import ReadYaml
-from playground.deploy.table import Engine, Field, method
+from playground.deploy.table import Field, load_engine, method
 
 DRAFT, LENGTH = "DRAFT", "draft_num_predict"
 WEIGHTS = dataclasses.replace(llamacpp.WEIGHTS, key=DRAFT, aliases=())
@@ -27,10 +27,6 @@ METHODS = {
     "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(KIND_NOTE,)),
     "dflash": method("DFlash", "", WEIGHTS, COUNT, notes=(KIND_NOTE,)),
 }
-LLAMA_SERVER = (
-    "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",
-    "llama.cpp's own llama-server runs it.",
-)
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -61,16 +57,9 @@ def _find_method(reader: Reader) -> table.Method:
     return METHODS["dflash" if "dflash" in str(model).lower() else "assistant"]
 
 
-ENGINE = Engine(
-    name="ollama",
-    title="Ollama",
-    versions=(("0.32", "the newest known here"),),
-    drafters="Ollama has none of one's own; llama-server has more types.",
+ENGINE = load_engine(
+    "ollama",
     methods=tuple(METHODS.values()),
-    unsupported=dict.fromkeys(("NGram", "Draft_Target", "Eagle3", "DSpark"), LLAMA_SERVER),
-    files=("Modelfile", "create.sh"),
     parse=_parse,
     find_method=_find_method,
-    notes=(llamacpp.GGUF_NOTE,),
-    reasons=llamacpp.FIXED,
 )

@@ -17,13 +17,17 @@ from engine.tree import ChoiceTree
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
 from playground.deploy.files import ReadYaml, read_flags
-from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
+from playground.deploy.table import (
+    Codec,
+    DroppedSetting,
+    Field,
+    Refusal,
+    Values,
+    load_engine,
+    method,
+)
 
 PREFIX = "--speculative-"
-
-
-def _flags(names: str) -> str:
-    return " ".join(PREFIX + name for name in names.split())
 
 
 ALGORITHM = PREFIX + "algorithm"
@@ -33,37 +37,6 @@ SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 WINDOW = PREFIX + "ngram-max-match-window-size"
 TARGETS = ("--model-path", "--model")
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
-IGNORED = _flags(
-    "draft-model-revision draft-load-format attention-mode "
-    "draft-attention-backend moe-runner-backend moe-a2a-backend draft-model-quantization "
-    "draft-kv-cache-dtype dsa-topk-backend ngram-capacity ngram-external-sam-budget "
-    "ngram-external-corpus-max-tokens domino-candidate-pool-size "
-    "dspark-align-verify-tokens-to-graph-tier dspark-confidence-sts-path dspark-sps-table-path "
-    "enable-w4a4-mxfp4-megamoe skip-dp-mlp-sync"
-)
-"""With those in the table, all flags of releases 0.4.10 to 0.5.23."""
-ROWS = (
-    table.Ignored(f"{IGNORED} --spec-trace-dir --decoupled-spec-rank"),
-    table.Ignored("--decoupled-spec-bind-endpoint --decoupled-spec-connect-endpoints"),
-    table.Ignored(_flags("use-rejection-sampling"), table.DRAWN),
-    table.Ignored(_flags("use-block-verification"), table.VERIFICATION),
-    *table.refusals(
-        {
-            _flags("adaptive adaptive-config"): "it adapts the number of steps by its own rules "
-            "and a table by batch size; drafting: auto does so here",
-            _flags("accept-threshold-single accept-threshold-acc")
-            + "=1|1.0": "a value below 1 accepts tokens that the target would not draw",
-            _flags("draft-window-size draft-sink-size dflash-draft-window-size"): "the drafter "
-            "attends to only a part of the context",
-            _flags("ngram-external-corpus-path"): "it also looks up the texts of a file",
-            "--enable-multi-layer-eagle": "every step drafts with a layer of its own",
-            "--uno-lora-path": "the target drafts through a LoRA adapter (UNO)",
-            "--decoupled-spec-role=null|none": "the drafter is a server of its own, ahead of "
-            "the verification",
-            "SGLANG_SIMULATE_ACC_LEN=0": "acceptance is simulated, for testing a server",
-        }
-    ),
-)
 GREEDY = (
     "When sampling, SGLang drafts the most probable tokens: the law of the output stays, "
     "acceptance falls with the temperature."
@@ -236,18 +209,9 @@ def _find_method(reader: Reader) -> table.Method:
     return table.method_named(METHODS, ALGORITHM, name)
 
 
-ENGINE = Engine(
-    name="sglang",
-    title="SGLang",
-    versions=(("0.5.23", "the newest known here"), ("0.5.11", "the first with DFLASH")),
-    key=ALGORITHM,
-    drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
+ENGINE = load_engine(
+    "sglang",
     methods=METHODS,
-    files=("launch.sh",),
     parse=_parse,
     find_method=_find_method,
-    rows=ROWS,
-    hybrid="With this target's recurrent layers, prefix caching and drafts go together under "
-    "--mamba-scheduler-strategy extra_buffer; releases before June 2026 verify trees by an older "
-    "worker, and targets with lightning attention take chains only (sglang#27463).",
 )

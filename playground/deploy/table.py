@@ -7,8 +7,10 @@ and `Ignored` classify keys without a setting here. `conversion` evaluates the r
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from engine.drafters import methods
@@ -28,12 +30,6 @@ BLOCK = "Set max_draft_len, e.g. to the draft model's block size less one."
 EXPORT_ONE = "Export the method that drafts most of the accepted tokens by itself."
 IGNORED = object()
 """The decoded form of a value without meaning here."""
-DRAWN = (
-    "is ignored: whether drafts are sampled is no setting of this method here; it matters only "
-    "when sampling."
-)
-VERIFICATION = "is the sampling setting verification here: block, the default, or token."
-"""Notes on keys that affect the acceptance of sampled drafts."""
 
 
 class UnsupportedError(ConfigError):
@@ -329,6 +325,33 @@ class Engine:
 
 def _has_weights(cls: type[MethodConfig]) -> bool:
     return "speculative_model" in cls.model_fields
+
+
+def load_engine(name: str, *, base: Engine | None = None, **code: Any) -> Engine:
+    """The engine that a file of `tables` describes.
+
+    Args:
+        base: an engine whose refused and ignored keys, reasons and missing methods hold here, too.
+        code: the remaining attributes.
+    """
+    text = (Path(__file__).parent / "tables" / f"{name}.toml").read_text(encoding="utf-8")
+    described = tomllib.loads(text)
+    rows = (
+        Ignored(described.pop("ignored", "")),
+        *(Ignored(keys, note) for keys, note in described.pop("noted", {}).items()),
+        *refusals(described.pop("refused", {})),
+    )
+    unsupported = described.pop("unsupported", {}).items()
+    return Engine(
+        name=name,
+        versions=tuple(described.pop("releases").items()),
+        rows=(*(base.rows if base else ()), *rows),
+        reasons={**(base.reasons if base else {}), **described.pop("reasons", {})},
+        unsupported=(base.unsupported if base else {})
+        | {kind: tuple(texts) for kinds, texts in unsupported for kind in kinds.split()},
+        **{key: tuple(v) if isinstance(v, list) else v for key, v in described.items()},
+        **code,
+    )
 
 
 def method_named(methods: Iterable[Method], key: str, name: str) -> Method:

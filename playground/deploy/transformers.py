@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
 from playground.deploy.files import ReadYaml, read_mapping, read_python
-from playground.deploy.table import Codec, DroppedSetting, Engine, Field, Values, const, method
+from playground.deploy.table import Codec, DroppedSetting, Field, Values, const, load_engine, method
 
 NEW = (5, 15)
 ASSISTANT = "assistant_model"
@@ -25,21 +25,6 @@ WORDS = ("assist", "lookup", "lookbehind", "matching_ngram", "specul", "mtp", "c
 """Arguments of `generate` with none of these in their names do not affect drafting."""
 ELSEWHERE = "generation_config."
 """Prefix of such a field where it is not set on the assistant's generation config."""
-ROWS = (
-    table.Ignored(
-        f"{ELSEWHERE}num_assistant_tokens {ELSEWHERE}num_assistant_tokens_schedule "
-        f"{ELSEWHERE}assistant_confidence_threshold",
-        "is ignored by transformers, which reads assistant_model.generation_config.",
-    ),
-    table.Ignored("is_assistant assistant_lookbehind target_lookbehind do_sample"),
-    *table.refusals(
-        {
-            "assistant_ensemble_weight": "the assistant influences which tokens are sampled",
-            "assistant_early_exit": "the target's own lower layers draft (LayerSkip)",
-            "custom_generate": "a custom decoding loop runs instead",
-        }
-    ),
-)
 
 
 def _write_draft_model(writer: Writer, values: Values) -> None:
@@ -166,19 +151,9 @@ def _find_method(reader: Reader) -> table.Method:
     return METHODS["dflash" if reader.values.get("speculation_type") == "dflash" else "model"]
 
 
-ENGINE = Engine(
-    name="transformers",
-    title="transformers",
-    versions=(
-        ("5.24", "the newest known here"),
-        ("5.15", "the first with MTP and DFlash"),
-        ("4.46", "draft models and prompt lookup"),
-    ),
-    drafters="custom_generate there takes a custom decoding loop.",
+ENGINE = load_engine(
+    "transformers",
     methods=tuple(METHODS.values()),
-    files=("generate.py",),
     parse=_parse,
     find_method=_find_method,
-    rows=ROWS,
-    reasons={"max_draft_len": "transformers drafts the whole block."},
 )

@@ -21,7 +21,7 @@ from engine.tree import ChoicePaths, ChoiceTree
 from playground.deploy import table, tensorrt_backend, trees, trtllm
 from playground.deploy.conversion import Reader, Writer
 from playground.deploy.files import ReadYaml, read_mapping
-from playground.deploy.table import Engine, Field, Ignored, Values, method
+from playground.deploy.table import Field, Ignored, Values, load_engine, method
 from playground.deploy.tensorrt_backend import LEGACY
 from playground.deploy.trtllm import TYPE, document
 
@@ -116,7 +116,7 @@ def _redrafter(writer: Writer, values: Values) -> Values:
 
 def _prepare(writer: Writer, values: Values) -> Values:
     kind = writer.config.decoding_type
-    if TYPE in values or kind == "Combined":
+    if TYPE in values:
         whole = {
             "model": writer.target,
             "backend": "pytorch",
@@ -250,27 +250,11 @@ def _find_method(reader: Reader) -> table.Method:
     return MODES[mode]
 
 
-ENGINE = Engine(
-    name="triton",
-    title="Triton",
-    versions=(
-        ("1.3", "TensorRT-LLM's LLM API backend: model.yaml"),
-        ("1.2", "TensorRT-LLM 1.2, the last with engines and config.pbtxt"),
-    ),
-    key=TYPE,
-    drafters=trtllm.ENGINE.drafters,
+ENGINE = load_engine(
+    "triton",
     methods=(*MODES.values(), DRAFT_TARGET, *LLM_API),
-    unsupported=trtllm.ENGINE.unsupported,
-    files=(
-        *("request.json", "config.pbtxt", "model.yaml"),
-        *("settings.sh", "build.sh", "serve.sh"),
-    ),
     prepare=_prepare,
     parse=_parse,
     find_method=_find_method,
-    rows=(*trtllm.COMMON, Ignored(" ".join(PAIR_KEYS))),
-    reasons={
-        **trtllm.ENGINE.reasons,
-        "acceptance": "Triton's parameters know no typical acceptance.",
-    },
+    base=trtllm.ENGINE,
 )

@@ -21,11 +21,11 @@ from playground.deploy.conversion import Reader, Writer
 from playground.deploy.files import ReadYaml, read_mapping, read_python
 from playground.deploy.table import (
     Codec,
-    Engine,
     Field,
     Ignored,
     Refusal,
     Values,
+    load_engine,
     method,
     same_name,
 )
@@ -38,21 +38,6 @@ DISAGGREGATED = ("Eagle3", "MTP")
 """Methods for which TensorRT-LLM and Dynamo document disaggregated serving."""
 SUFFIX_FIRST = ("sa_config", "use_sa_spec", "sa_spec_threshold")
 """Suffix lookup before another method, by the keys of the code and of 1.3's guide."""
-COMMON = (
-    Ignored(
-        "decoding_type max_draft_len max_total_draft_tokens speculative_model "
-        "speculative_model_dir max_concurrency draft_len_schedule load_format "
-        "acceptance_rate_window_size acceptance_rate_threshold "
-        "advanced_sampling_mode enable_penalty allow_advanced_sampling acceptance_window "
-        "acceptance_length_threshold moe_backend spec_dec_variant"
-    ),
-    Ignored("use_rejection_sampling", table.DRAWN),
-    Refusal(
-        "acceptance_rate_threshold acceptance_length_threshold",
-        "drafting stops permanently once acceptance falls below it",
-        ("0", "0.0", "none"),
-    ),
-)
 SUFFIX_ONLY = "max_spec_factor min_token_prob max_tree_depth"
 
 
@@ -396,30 +381,10 @@ def _method_by_name(reader: Reader) -> table.Method:
     return table.method_named(METHODS, TYPE, name)
 
 
-ENGINE = Engine(
-    name="trtllm",
-    title="TensorRT-LLM",
-    versions=(
-        ("1.3", "PyTorch backend only"),
-        ("1.4", "release candidate; MTP takes an assistant's weights"),
-        ("1.2", "the last with the TensorRT backend: Medusa, Lookahead, EAGLE-1/2"),
-    ),
-    key=TYPE,
-    drafters="User_Provided there takes a Drafter object from Python, not from YAML.",
+ENGINE = load_engine(
+    "trtllm",
     methods=METHODS,
-    unsupported={
-        "ReDrafter": (
-            "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
-            "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
-        ),
-    },
-    files=(
-        *("config.yaml", "serve.sh", "llm.py", "bench.sh", "prefill.yaml", "decode.yaml"),
-        *("disagg_config.yaml", "disaggregated.sh", "dynamo.sh"),
-    ),
     prepare=_prepare,
     parse=parse,
     find_method=find_method,
-    rows=COMMON,
-    reasons={"relaxed_rule": "TensorRT-LLM compares probabilities, contrary to its guide."},
 )

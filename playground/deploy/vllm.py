@@ -14,7 +14,7 @@ from engine.tree import ChoiceTree
 from playground.deploy import table
 from playground.deploy.conversion import Reader, Writer
 from playground.deploy.files import ReadYaml, read_flags, read_mapping
-from playground.deploy.table import Codec, DroppedSetting, Engine, Field, method
+from playground.deploy.table import Codec, DroppedSetting, Field, load_engine, method
 
 LENGTH = "num_speculative_tokens"
 LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
@@ -22,36 +22,6 @@ PARALLEL = "parallel_drafting"
 ASSISTANT = "gemma4_mtp"
 BLOCKS = ("dflash", "dspark")
 """Methods that always draft in one forward, regardless of `parallel_drafting`."""
-IGNORED = (
-    "model draft_tensor_parallel_size quantization kv_cache_dtype moe_backend attention_backend "
-    "revision code_revision max_model_len enforce_eager draft_load_config "
-    "disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction "
-    "disable_lookahead_block_hashes draft_lm_head_quantization disable_by_batch_size "
-    "disable_logprobs"
-)
-"""With those in the table, all keys of releases 0.22 to 0.33."""
-ROWS = (
-    table.Ignored(IGNORED),
-    table.Ignored("draft_sample_method", table.DRAWN),
-    table.Ignored("rejection_sample_method", table.VERIFICATION),
-    *table.refusals(
-        {
-            "num_speculative_tokens_per_batch_size": "the draft length depends on the batch size; "
-            "set num_speculative_tokens for one request",
-            "rejection_sample_method=none|standard|strict|probabilistic|block": "drafts are "
-            "accepted by another rule",
-            "fly_window_size fly_entropy_threshold fly_entropy_top_k": "tokens that the target "
-            "would not draw are accepted (FLy)",
-            "synthetic_acceptance_rates synthetic_acceptance_length": "acceptance rates are "
-            "synthetic, for testing a server",
-            "speculative_token_tree": "a drawn tree is drafted, here a chain",
-            "xpress_topc": "another head refines DFlash's block (XPress)",
-            "enable_adaptive_verification": "only a part of each draft is verified",
-            "tensor_parallel_size": "the drafter's setting is draft_tensor_parallel_size",
-            "index_share_for_mtp_iteration": "MTP layers share their attention indices",
-        }
-    ),
-)
 CONFIG_OPTIONS = ("speculative_config", "spec_config", "sc")
 SHORT_OPTIONS = {"spec_method": "method", "spec_model": "model", "spec_tokens": LENGTH}
 """Options of the server, without dashes, for the whole config and for single keys."""
@@ -248,23 +218,9 @@ def _method_name(reader: Reader) -> str:
     return next((name for part, name in names.items() if part in model), "draft_model")
 
 
-ENGINE = Engine(
-    name="vllm",
-    title="vLLM",
-    versions=(
-        ("0.33", "the newest known here"),
-        ("0.32", "the last with Medusa, as a chain"),
-        ("0.22", "the oldest known here, of May 2026"),
-    ),
-    key="method",
-    drafters='Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '
-    "(0.22 and newer).",
+ENGINE = load_engine(
+    "vllm",
     methods=METHODS,
-    files=("speculative_config.json", "serve.sh"),
     parse=_parse,
     find_method=_find_method,
-    rows=ROWS,
-    hybrid="With this target's recurrent layers, prefix caching and drafts go together only under "
-    "--mamba-cache-mode align (vllm#39809). N-gram drafts have damaged the text of targets with "
-    "gated delta layers (vllm#39273, open); compare a greedy text with plain decoding first.",
 )
