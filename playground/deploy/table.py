@@ -336,19 +336,26 @@ def load_engine(name: str, *, base: Engine | None = None, **code: Any) -> Engine
     """
     text = (Path(__file__).parent / "tables" / f"{name}.toml").read_text(encoding="utf-8")
     described = tomllib.loads(text)
-    rows = (
+    rows: tuple[Row, ...] = (
         Ignored(described.pop("ignored", "")),
         *(Ignored(keys, note) for keys, note in described.pop("noted", {}).items()),
         *refusals(described.pop("refused", {})),
     )
-    unsupported = described.pop("unsupported", {}).items()
+    unsupported = {
+        kind: (why, nearest)
+        for kinds, (why, nearest) in described.pop("unsupported", {}).items()
+        for kind in kinds.split()
+    }
+    reasons = described.pop("reasons", {})
+    if base is not None:
+        rows = (*base.rows, *rows)
+        unsupported, reasons = {**base.unsupported, **unsupported}, {**base.reasons, **reasons}
     return Engine(
         name=name,
         versions=tuple(described.pop("releases").items()),
-        rows=(*(base.rows if base else ()), *rows),
-        reasons={**(base.reasons if base else {}), **described.pop("reasons", {})},
-        unsupported=(base.unsupported if base else {})
-        | {kind: tuple(texts) for kinds, texts in unsupported for kind in kinds.split()},
+        rows=rows,
+        reasons=reasons,
+        unsupported=unsupported,
         **{key: tuple(v) if isinstance(v, list) else v for key, v in described.items()},
         **code,
     )
