@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 
 from engine.drafters import parse_method
+from playground import deploy
+from playground.deploy import ENGINES
 from playground.deploy.files import render
 from tests.engine.drafters.test_draft_by_text import learned
 from tests.models import save_tiny, tiny_model
 from tests.playground.deploy.schemas import LLAMA, exported, read
+
+
+def test_every_template_is_a_file_of_an_engine_and_every_table_describes_one() -> None:
+    folder = Path(deploy.__file__).parent
+    written = {f"{one.name}/{name}.jinja" for one in ENGINES.values() for name in one.files}
+    templates = (folder / "templates").rglob("*.jinja")
+    assert {path.relative_to(folder / "templates").as_posix() for path in templates} == written
+    assert {path.stem for path in (folder / "tables").iterdir()} == ENGINES.keys()
 
 
 def test_triton_s_documented_parameters(tmp_path: Path) -> None:
