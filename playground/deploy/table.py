@@ -350,15 +350,12 @@ def load_engine(name: str, *, base: Engine | None = None, **code: Any) -> Engine
     if base is not None:
         rows = (*base.rows, *rows)
         unsupported, reasons = {**base.unsupported, **unsupported}, {**base.reasons, **reasons}
-    return Engine(
-        name=name,
-        versions=tuple(described.pop("releases").items()),
-        rows=rows,
-        reasons=reasons,
-        unsupported=unsupported,
-        **{key: tuple(v) if isinstance(v, list) else v for key, v in described.items()},
-        **code,
-    )
+    versions = tuple(described.pop("releases").items())
+    plain: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in described.items()
+    }
+    plain |= {"versions": versions, "rows": rows, "reasons": reasons, "unsupported": unsupported}
+    return Engine(name=name, **plain, **code)
 
 
 def method_named(methods: Iterable[Method], key: str, name: str) -> Method:
