@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Self
@@ -20,8 +20,8 @@ from torch import Tensor
 from engine.config import Sampling
 from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal, TargetOutput
-from engine.readout import block_columns, tree_columns
-from engine.sampling import NOT_FINITE, SeededDraws, normalize, probabilities, widest_float
+from engine.readout import Readout, device_columns
+from engine.sampling import NOT_FINITE, SeededDraws, probabilities, widest_float
 from engine.tree import TreeShape, upload
 
 
@@ -46,7 +46,7 @@ class VerifiedTree:
         target_probs: as `token_probs` returns them, if they are known.
         largest: `(n,)` logits at `best`, if they are known.
         draft_probs: as `Proposal.token_probs` returns them, if they were read with the rest.
-        columns: of `engine.readout`, for the lossless rule; empty where it reads the logits itself.
+        columns: of `engine.readout`, for the lossless rule; empty where it reads the logits.
     """
 
     tokens: Sequence[int]
@@ -190,34 +190,20 @@ class Lossless(Rule):
     sampling: Sampling
 
     def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
-        dists = verified.dists
-        if self.sampling.greedy and dists is None:
+        if self.sampling.greedy and verified.dists is None:
             return greedy(verified)
-        if verified.columns:
-            return self._by_columns(verified, draws)
-        if dists is not None and self._as_block(verified.shape, dists):
-            return _accept_block(verified, dists, self.sampling, draws)
-        at, path = 0, list[int]()
-        while True:
-            target_probs = probabilities(verified.logits[at], self.sampling)
-            children = verified.shape.children[at]
-            tokens = [verified.tokens[child] for child in children]
-            if dists is None or at not in dists.row_of_parent:
-                child_idx, target_probs = _accept_deterministic(target_probs, tokens, draws)
-            else:
-                draft_probs = dists.probs[dists.row_of_parent[at]]
-                child_idx, target_probs = _accept_sampled(target_probs, draft_probs, tokens, draws)
-            if child_idx is None:
-                return Acceptance(tuple(path), draws.pick(target_probs))
-            at = children[child_idx]
-            path.append(at)
+        tree = (verified.shape, verified.tokens, verified.logits, verified.dists)
+        readout = Readout(*tree, self.sampling, verified.columns)
+        walk = _walk_block if self._as_block(verified.shape, verified.dists) else _walk_tree
+        path = tuple(walk(readout, draws))
+        return Acceptance(path, readout.next_token(path[-1] if path else 0, draws))
 
     def columns(self, proposal: Proposal, logits: Tensor, draws: SeededDraws) -> Sequence[Tensor]:
-        """On the device, what `_by_columns` decides by; empty where argmaxes are enough."""
+        """On the device, what it decides by; empty where argmaxes are enough."""
         if self.sampling.greedy and proposal.dists is None:
             return ()
-        make = block_columns if self._as_block(proposal.shape, proposal.dists) else tree_columns
-        return make(proposal, logits, self.sampling, draws)
+        as_block = self._as_block(proposal.shape, proposal.dists)
+        return device_columns(proposal, logits, self.sampling, draws, as_block=as_block)
 
     def _as_block(self, shape: TreeShape, dists: DraftDists | None) -> bool:
         """Whether block verification applies: to a chain whose tokens were all sampled.
@@ -230,112 +216,31 @@ class Lossless(Rule):
             return False
         return all(node in dists.row_of_parent for node in range(len(shape) - 1))
 
-    def _by_columns(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
-        """The same decisions from columns that were computed on the device."""
-        shape, dists = verified.shape, verified.dists
-        target_probs, draft_probs, next_tokens = verified.columns
-        at, path = 0, list[int]()
-        if self._as_block(shape, dists):
-            chances, accept_probs = target_probs, draft_probs
-            for node in range(1, len(shape)):
-                if chances[node] == 0.0:
-                    break
-                at = node if draws.uniform() < accept_probs[node] else at
-            path = list(range(1, at + 1))
-        else:
-            sampled = {} if dists is None else dists.row_of_parent
-            child: int | None = 0
-            while child is not None:
-                at, mass, child = child, 1.0, None
-                for node in shape.children[at]:
-                    scale = draft_probs[node] if at in sampled else mass
-                    if draws.uniform() * scale < target_probs[node]:
-                        child = node
-                        path.append(node)
-                        break
-                    mass = max(0.0, mass - target_probs[node])
-        draws.uniform()  # the number that the next token was drawn with
-        if next_tokens[at] < 0:
-            raise TargetError(NOT_FINITE)
-        return Acceptance(tuple(path), int(next_tokens[at]))
 
-
-def _accept_deterministic(
-    target_probs: Tensor, tokens: list[int], draws: SeededDraws
-) -> tuple[int | None, Tensor]:
-    """The index of the deterministic draft that is accepted, or None and the residual target."""
-    if not tokens:
-        return None, target_probs
-    mass = 1.0
-    for i, token in enumerate(tokens):
-        prob = float(target_probs[token])
-        if draws.uniform() * mass < prob:
-            return i, target_probs
-        mass = max(0.0, mass - prob)
-    return None, _without(target_probs, tokens)
-
-
-def _accept_sampled(
-    target_probs: Tensor, draft_probs: Tensor, tokens: list[int], draws: SeededDraws
-) -> tuple[int | None, Tensor]:
-    """The same for drafts that were sampled from `draft_probs` without replacement."""
-    for i, token in enumerate(tokens):
-        uniform, draft_prob = draws.uniform(), float(draft_probs[token])
-        if draft_prob > 0:
-            if uniform * draft_prob < float(target_probs[token]):
-                return i, target_probs
-            residual = (target_probs - draft_probs).clamp_min(0.0)
-            target_probs = normalize(residual, target_probs)
-        draft_probs = _without(draft_probs, [token])
-    return None, target_probs
-
-
-def _accept_block(
-    verified: VerifiedTree, dists: DraftDists, sampling: Sampling, draws: SeededDraws
-) -> Acceptance:
-    """Block verification of a sampled chain: the longest accepted prefix and the next token.
-
-    With p(0) = 1 and p(i) = min(1, p(i-1) · target(i) / draft(i)) for the i-th draft token, the
-    prefix of i tokens is accepted with probability h(i) = r(i) / (r(i) + 1 - p(i)), the whole chain
-    with p(i); r(i) is the sum of the residual max(p(i) · target - draft, 0) at the next position,
-    from which the next token is drawn if that prefix is the longest. Later tokens can make up for
-    an earlier one, so on average at least as many are accepted as token by token.
-    Source: arXiv:2403.10444, Alg. 2.
-
-    Example: one drafted token, target .6, draft .8: accepted with .75, as token by token.
-    """
-    tokens, num_drafted = verified.tokens, len(verified.tokens) - 1
-    chance, num_accepted = 1.0, 0
-    target_probs = next_probs = probabilities(verified.logits[0], sampling)
-    next_residual: Tensor | None = None
-    for i in range(num_drafted + 1):
-        if i:
-            draft = float(dists.probs[dists.row_of_parent[i - 1]][tokens[i]])
-            target = float(target_probs[tokens[i]])
-            chance = min(1.0, chance * target / draft) if draft > 0 else 0.0
-            if chance == 0.0:
+def _walk_tree(readout: Readout, draws: SeededDraws) -> Iterator[int]:
+    """The accepted nodes, decided child by child."""
+    node: int | None = 0
+    while node is not None:
+        mass, accepted = 1.0, None
+        for child, target_prob, draft_prob in readout.children(node):
+            threshold = draws.uniform() * (mass if draft_prob is None else draft_prob)
+            if threshold < target_prob and draft_prob != 0.0:
+                accepted = child
+                yield child
                 break
-            target_probs = probabilities(verified.logits[i], sampling)
-        if i == num_drafted:
-            residual, accept_prob = None, chance
-        else:
-            draft_probs = dists.probs[dists.row_of_parent[i]]
-            residual = (chance * target_probs - draft_probs).clamp_min(0.0)
-            mass = float(residual.sum())
-            accept_prob = mass / (mass + 1 - chance) if mass + 1 - chance > 0 else 1.0
-        if not i or draws.uniform() < accept_prob:
-            num_accepted, next_probs, next_residual = i, target_probs, residual
-    probs = next_probs if next_residual is None else normalize(next_residual, next_probs)
-    return Acceptance(tuple(range(1, num_accepted + 1)), draws.pick(probs))
+            mass = max(0.0, mass - target_prob)
+        node = accepted
 
 
-def _without(probs: Tensor, tokens: list[int]) -> Tensor:
-    """`probs` with the mass of some tokens removed, renormalized; itself if none is left."""
-    residual = probs.clone()
-    for token in tokens:
-        residual[token] = 0.0
-    total = float(residual.sum())
-    return residual.div_(total) if total > 0 else probs
+def _walk_block(readout: Readout, draws: SeededDraws) -> Iterator[int]:
+    """The nodes of the longest accepted prefix of a chain; see `engine.readout.block_probs`."""
+    num_accepted = 0
+    for node, (chance, accept_prob) in enumerate(zip(*readout.block(), strict=True)):
+        if chance == 0.0:
+            break
+        if node and draws.uniform() < accept_prob:
+            num_accepted = node
+    return iter(range(1, num_accepted + 1))
 
 
 @dataclass(frozen=True, slots=True)

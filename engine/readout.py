@@ -1,105 +1,174 @@
-"""The columns that the host needs to decide acceptance, computed on the device for all nodes.
+"""What the lossless rule decides by: two numbers for every node, and the token drawn after it.
 
-On an accelerator, every value that the host reads waits for all work queued before it. But how many
-random numbers are used on the way to a node follows from the tree alone, and so does the residual
-distribution after a node's first children were rejected: both can be computed before any decision.
-The host reads the columns below in one copy and walks the tree with them.
+On the host they are computed for the nodes that the walk down the tree reaches, when it reaches
+them: a softmax of the whole vocabulary takes too long to be wasted on others. On an accelerator,
+every value that the host reads waits for all work queued before it. But how many random numbers are
+used on the way to a node follows from the tree alone, and so does the residual distribution after a
+node's first children were rejected: there, all nodes are computed before any decision, as columns
+that the host reads in one copy. Both compute them by `rejections` and `block_probs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
 from engine.config import Sampling
+from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal
-from engine.sampling import SeededDraws, inverse_cdf, normalize, probabilities, upload_numbers
+from engine.sampling import (
+    NOT_FINITE,
+    SeededDraws,
+    inverse_cdf,
+    normalize,
+    probabilities,
+    upload_numbers,
+    widest_float,
+)
 from engine.tree import TreeShape, upload
 
-Columns = tuple[Tensor, Tensor, Tensor]
+Child = tuple[int, float, float | None]
+"""A node, the target's probability of its token and the drafter's, given that its earlier siblings
+were rejected; the drafter's is None for a deterministic draft, whose earlier siblings still have
+their probability."""
 
 
-def tree_columns(
-    proposal: Proposal, logits: Tensor, sampling: Sampling, draws: SeededDraws
-) -> Columns:
-    """For token-by-token verification, `(n,)` each.
+@dataclass(slots=True)
+class Readout:
+    """What the lossless rule reads of a verified tree.
 
-    Returns:
-        The target's and the drafter's probability of each node's token after its earlier siblings
-        were rejected (the drafter's is 0 for tokens that were not sampled; without `DraftDists`
-        earlier siblings are not taken out); and the token that is drawn after each node if none of
-        its children is accepted.
+    Attributes:
+        logits: `(n, vocab)` of the target after each node.
+        columns: of `device_columns`; empty where each node is computed when it is read.
     """
-    probs = probabilities(logits, sampling)
-    target = torch.ones(len(logits), device=logits.device)
-    draft = torch.zeros_like(target)
-    _take_deterministic(proposal, probs, target)
-    if proposal.dists is not None:
-        _take_sampled(proposal, proposal.dists, probs, target, draft)
-    num_used = _num_draws(proposal.shape)
-    numbers = draws.peek(max(num_used) + 1)
-    uniform = upload_numbers([numbers[i] for i in num_used], logits.device)
-    return target, draft, _sample_rows(probs, uniform)
+
+    shape: TreeShape
+    tokens: Sequence[int]
+    logits: Tensor
+    dists: DraftDists | None
+    sampling: Sampling
+    columns: Sequence[Sequence[float]] = ()
+    _next_probs: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def children(self, node: int) -> Iterator[Child]:
+        """The children of a node in their order, each read if the earlier ones were rejected."""
+        row = None if self.dists is None else self.dists.row_of_parent.get(node)
+        children = self.shape.children[node]
+        if self.columns:
+            target, draft, _ = self.columns
+            for child in children:
+                yield child, target[child], None if row is None else draft[child]
+            return
+        probs = probabilities(self.logits[node : node + 1], self.sampling)
+        self._next_probs = {node: probs[0]}
+        draft_probs = None if self.dists is None or row is None else self.dists.probs[[row]]
+        tokens = [torch.tensor([self.tokens[one]], device=probs.device) for one in children]
+        for rank, (own, drafted) in enumerate(rejections(probs, draft_probs, tokens)):
+            yield children[rank], float(own), None if drafted is None else float(drafted)
+
+    def block(self) -> tuple[Sequence[float], Sequence[float]]:
+        """p(i) and h(i) of `block_probs`."""
+        if self.columns:
+            return self.columns[0], self.columns[1]
+        assert self.dists is not None
+        tokens = torch.tensor(self.tokens, device=self.logits.device)
+        chances, accept_probs, probs = block_probs(tokens, self.dists, self.logits, self.sampling)
+        self._next_probs = dict(enumerate(probs))
+        return chances.tolist(), accept_probs.tolist()
+
+    def next_token(self, node: int, draws: SeededDraws) -> int:
+        """The token drawn after a node whose children, if it has any, were rejected.
+
+        Raises TargetError: the logits are not finite.
+        """
+        if not self.columns:
+            return draws.pick(self._next_probs[node])
+        draws.uniform()  # the number that the token was drawn with
+        token = int(self.columns[2][node])
+        if token < 0:
+            raise TargetError(NOT_FINITE)
+        return token
 
 
-def _take_deterministic(proposal: Proposal, probs: Tensor, target: Tensor) -> None:
-    """Fill in `target` for deterministic drafts, and take their mass out of `probs`."""
-    sampled = {} if proposal.dists is None else proposal.dists.row_of_parent
-    parents = proposal.shape.parents
-    nodes = [node for node in range(1, len(parents)) if parents[node] not in sampled]
-    if not nodes:
-        return
-    parents_of_nodes = [parents[node] for node in nodes]
-    rows, children = _index(probs.device, parents_of_nodes, nodes)
-    tokens = proposal.tokens[children]
-    target[children] = probs[rows, tokens]
-    (inner,) = _index(probs.device, sorted(set(parents_of_nodes)))
-    before = probs[inner]
-    probs[rows, tokens] = torch.zeros_like(tokens, dtype=probs.dtype)
-    probs[inner] = normalize(probs[inner], before)
-
-
-def _take_sampled(
-    proposal: Proposal, dists: DraftDists, probs: Tensor, target: Tensor, draft: Tensor
-) -> None:
-    """The same for sampled drafts, one child of every parent at a time."""
-    children = proposal.shape.children
-    parents = [node for node in dists.row_of_parent if children[node]]
-    (rows,) = _index(probs.device, [dists.row_of_parent[node] for node in parents])
-    draft_dists = dists.probs[rows]
-    for rank in range(max((len(children[node]) for node in parents), default=0)):
-        indices = [i for i, node in enumerate(parents) if len(children[node]) > rank]
-        trying = [parents[i] for i in indices]
-        nodes = [children[parent][rank] for parent in trying]
-        index, row, node = _index(probs.device, indices, trying, nodes)
-        tokens = proposal.tokens[node][:, None]
-        target_probs, draft_probs = probs[row], draft_dists[index]
-        draft_prob = draft_probs.gather(1, tokens)
-        target[node], draft[node] = target_probs.gather(1, tokens)[:, 0], draft_prob[:, 0]
-        residual = normalize((target_probs - draft_probs).clamp_min(0.0), target_probs)
-        probs[row] = torch.where(draft_prob > 0, residual, target_probs)
-        draft_dists[index] = normalize(draft_probs.scatter(1, tokens, 0.0), draft_probs)
-
-
-def block_columns(
-    proposal: Proposal, logits: Tensor, sampling: Sampling, draws: SeededDraws
-) -> Columns:
-    """For block verification of a sampled chain (`engine.accept`), `(n,)` each.
-
-    Returns:
-        p(i), h(i) and the token that is drawn after the prefix of i tokens, if it is the longest.
-    """
+def device_columns(
+    proposal: Proposal, logits: Tensor, sampling: Sampling, draws: SeededDraws, *, as_block: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`(n,)` each: the probabilities of `Child`, 0 for the drafter's of deterministic drafts, or
+    with `as_block` those of `block_probs`; and the token drawn after each node, -1 where the logits
+    are not finite."""
+    if not as_block:
+        return _tree_columns(proposal, logits, sampling, draws)
     assert proposal.dists is not None
+    chances, accept_probs, probs = block_probs(proposal.tokens, proposal.dists, logits, sampling)
+    numbers = upload_numbers(draws.peek(len(logits)), logits.device)
+    # The first impossible draft ends the walk, and with it the use of random numbers.
+    num_used = (chances[1:] > 0).sum()
+    uniform = numbers.gather(0, num_used[None]).expand(len(logits))
+    return chances, accept_probs, _sample_rows(probs, uniform)
+
+
+def rejections(
+    probs: Tensor, draft_probs: Tensor | None, tokens: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Of m nodes, the target's and the drafter's probability of their first children, then of their
+    second ones if the first were rejected, and so on: `(m, )` each, less for later children.
+
+    At the end, `probs` holds the distributions after all of them were rejected. A sampled child's
+    rejection leaves max(target - draft, 0), and its siblings were drawn without it; a deterministic
+    one takes its own mass away.
+
+    Args:
+        probs: `(m, vocab)` of the target, which are changed; nodes with most children come first.
+        draft_probs: `(m, vocab)` that children were sampled from, which are changed; None for
+            deterministic drafts.
+        tokens: of the first child of each node, of the second one of those that have any, ….
+    """
+    for of_rank in tokens:
+        child, target = of_rank[:, None], probs[: len(of_rank)]
+        if draft_probs is None:
+            yield target.gather(1, child)[:, 0], None
+            continue
+        draft = draft_probs[: len(of_rank)]
+        draft_prob = draft.gather(1, child)
+        yield target.gather(1, child)[:, 0], draft_prob[:, 0]
+        residual = normalize((target - draft).clamp_min(0.0), target)
+        probs[: len(of_rank)] = torch.where(draft_prob > 0, residual, target)
+        draft_probs[: len(of_rank)] = normalize(draft.scatter(1, child, 0.0), draft)
+    if draft_probs is None and tokens:
+        rest = probs.clone()
+        for of_rank in tokens:
+            rest[: len(of_rank)].scatter_(1, of_rank[:, None], 0.0)
+        probs.copy_(normalize(rest, probs))
+
+
+def block_probs(
+    tokens: Tensor, dists: DraftDists, logits: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For block verification of a sampled chain of n - 1 draft tokens, for prefixes of 0 … n - 1.
+
+    With p(0) = 1 and p(i) = min(1, p(i-1) · target(i) / draft(i)) for the i-th draft token, the
+    prefix of i tokens is accepted with probability h(i) = r(i) / (r(i) + 1 - p(i)), the whole chain
+    with p(i); r(i) is the sum of the residual max(p(i) · target - draft, 0) at the next position,
+    from which the next token is drawn if that prefix is the longest. Later tokens can make up for
+    an earlier one, so on average at least as many are accepted as token by token.
+    Source: arXiv:2403.10444, Alg. 2.
+
+    Example: one drafted token, target .6, draft .8: accepted with .75, as token by token.
+
+    Returns:
+        p(i) and h(i), `(n,)` in the widest float; `(n, vocab)` distributions of the next token.
+    """
     num_drafted, device = len(logits) - 1, logits.device
     probs = probabilities(logits, sampling)
-    (rows,) = _index(device, [proposal.dists.row_of_parent[node] for node in range(num_drafted)])
-    draft_probs, tokens = proposal.dists.probs[rows], proposal.tokens[1:, None]
-    numbers = upload_numbers(draws.peek(num_drafted + 1), device)
-    wide = numbers.dtype
-    target = probs[:-1].gather(1, tokens)[:, 0].to(wide)
-    draft = draft_probs.gather(1, tokens)[:, 0].to(wide)
+    rows = _index(device, [dists.row_of_parent[node] for node in range(num_drafted)])
+    draft_probs, drafted = dists.probs[rows], tokens[1:, None]
+    wide = widest_float(device)
+    target = probs[:-1].gather(1, drafted)[:, 0].to(wide)
+    draft = draft_probs.gather(1, drafted)[:, 0].to(wide)
     chain = [torch.ones((), dtype=wide, device=device)]
     for i in range(num_drafted):
         chance = (chain[-1] * target[i] / draft[i]).clamp_max(1.0)
@@ -109,11 +178,43 @@ def block_columns(
     mass = residual.sum(dim=-1).to(wide)
     total = mass + 1 - chances[:-1]
     accept_probs = torch.cat([torch.where(total > 0, mass / total, 1.0), chances[-1:]])
-    next_probs = torch.cat([normalize(residual, probs[:-1]), probs[-1:]])
-    # The first impossible draft ends the walk, and with it the use of random numbers.
-    num_used = (chances[1:] > 0).sum()
-    uniform = numbers.gather(0, num_used[None]).expand(num_drafted + 1)
-    return chances, accept_probs, _sample_rows(next_probs, uniform)
+    return chances, accept_probs, torch.cat([normalize(residual, probs[:-1]), probs[-1:]])
+
+
+def _tree_columns(
+    proposal: Proposal, logits: Tensor, sampling: Sampling, draws: SeededDraws
+) -> tuple[Tensor, Tensor, Tensor]:
+    children, dists, device = proposal.shape.children, proposal.dists, logits.device
+    probs = probabilities(logits, sampling)
+    target, draft = torch.ones(len(logits), device=device), torch.zeros(len(logits), device=device)
+    row_of = {} if dists is None else dists.row_of_parent
+    inner = sorted(
+        filter(children.__getitem__, range(len(children))), key=lambda i: -len(children[i])
+    )
+    for is_sampled in (False, True):
+        parents = [node for node in inner if (node in row_of) == is_sampled]
+        if not parents:
+            continue
+        ranked = (
+            [one for one in each if one is not None]
+            for each in zip_longest(*map(children.__getitem__, parents))
+        )
+        nodes = [_index(device, of_rank) for of_rank in ranked]
+        draft_probs = None
+        if dists is not None and is_sampled:
+            draft_probs = dists.probs[_index(device, [row_of[node] for node in parents])]
+        rows = _index(device, parents)
+        left = probs[rows]
+        tried = rejections(left, draft_probs, [proposal.tokens[of_rank] for of_rank in nodes])
+        for of_rank, (target_prob, draft_prob) in zip(nodes, tried, strict=True):
+            target[of_rank] = target_prob
+            if draft_prob is not None:
+                draft[of_rank] = draft_prob
+        probs[rows] = left
+    num_used = _num_draws(proposal.shape)
+    numbers = draws.peek(max(num_used) + 1)
+    uniform = upload_numbers([numbers[i] for i in num_used], device)
+    return target, draft, _sample_rows(probs, uniform)
 
 
 def _num_draws(shape: TreeShape) -> list[int]:
@@ -134,6 +235,6 @@ def _sample_rows(probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.where(probs.sum(dim=-1).isfinite(), inverse_cdf(probs, uniform), -1)
 
 
-def _index(device: torch.device, *rows: Sequence[int]) -> tuple[Tensor, ...]:
-    """Index tensors of equal length, on a device."""
-    return upload(torch.tensor(rows, dtype=torch.int64), device).unbind(0)
+def _index(device: torch.device, nodes: Sequence[int]) -> Tensor:
+    """`(len(nodes),)` int64."""
+    return upload(torch.tensor(nodes, dtype=torch.int64), device)

@@ -142,8 +142,7 @@ def test_a_verifier_that_forgets_its_rejections_breaks_the_law(
     name: str, drafts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the test above: after a rejection, the target itself goes on."""
-    monkeypatch.setattr("engine.accept.normalize", lambda residual, fallback: fallback)
-    monkeypatch.setattr("engine.accept._without", lambda probs, tokens: probs)
+    monkeypatch.setattr("engine.readout.normalize", lambda residual, fallback: fallback)
     rule = Lossless(SAMPLINGS[0].replace(verification="token"))
     assert p_value(TREES[name], rule, SAMPLINGS[0], drafts) < FAR
 
