@@ -6,7 +6,7 @@ The page's scripts have the same functions; a test compares both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Context, Decimal
 
 DASH = "–"
@@ -60,11 +60,6 @@ def duration(ms: float | None) -> str:
     return f"{milliseconds(ms)} ms" if ms < 1000 else figure(ms / 1000, 2, " s")
 
 
-def seconds(value: float | None) -> str:
-    """As `duration`, of seconds."""
-    return duration(None if value is None else 1000 * value)
-
-
 def durations(first_ms: float | None, second_ms: float | None) -> str:
     """Two durations in the unit of the longer one, which is the second."""
     if first_ms is None or second_ms is None:
@@ -72,11 +67,6 @@ def durations(first_ms: float | None, second_ms: float | None) -> str:
     if second_ms < 1000:
         return f"{milliseconds(first_ms)} / {milliseconds(second_ms)} ms"
     return f"{figure(first_ms / 1000)} / {figure(second_ms / 1000)} s"
-
-
-def of_kind(name: str) -> Callable[[float | None], str]:
-    """The format of figures with this name."""
-    return _KINDS[name.removeprefix("plain_")]
 
 
 def time_split(ms: Mapping[str, float] | None) -> str:
@@ -87,15 +77,3 @@ def time_split(ms: Mapping[str, float] | None) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-_KINDS: dict[str, Callable[[float | None], str]] = {
-    "speedup": speedup,
-    "tok_s": tok_s,
-    "mat": mat,
-    "draft_acceptance": percent,
-    "ttft_s": seconds,
-    "itl_ms": duration,
-    "step_p50_ms": duration,
-    "step_p95_ms": duration,
-}

@@ -1,11 +1,7 @@
-"""The figures of a run and their definitions: every formula is defined here, once.
+"""How every figure is computed from counts and seconds, once; `engine.figures` has their titles.
 
-Runs are stored as counts and seconds. The functions below compute rates from them, for one run or
-for several, whose counts are summed before they are divided; pages, tables, exports, commands and
-APIs show what they return. docs/figures.md lists them.
-
-MAT and the position rates count acceptance before any cut by EOS, stop string or length; tok/s
-counts what was committed after it.
+The functions compute rates of one run or of several, whose counts are summed before they are
+divided; pages, tables, exports, commands and APIs show what they return.
 """
 
 from __future__ import annotations
@@ -18,54 +14,20 @@ from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
+from engine.figures import STEP_PARTS
 from engine.steps import End, Prefill, Record, Step
 
-FORMULAS: dict[str, str] = {
-    "mat": "mean accepted tokens: "
-    "1 + accepted draft tokens / steps, before any cut by EOS or length",
-    "at_least": "steps that accepted at least 1, 2, … draft tokens, before any cut",
-    "tokens_per_step": "(new tokens - 1) / steps, after any cut; the prefill's token is no step's",
-    "position_rates": "how deep drafts go: "
-    "rate i = steps that accepted at least i draft tokens / steps",
-    "draft_acceptance": "how much of the draft is right: accepted draft tokens / drafted tokens; "
-    "what structured output forbids is cut before it is verified, and is not among them",
-    "ttft_s": "time to first token: request in the engine, model loaded → first commit, in seconds",
-    "tok_s": "decoding without prefill: "
-    "(new tokens - 1) / (last commit - first commit), in seconds",
-    "itl_ms": "inter-token latency: "
-    "mean of step latency / tokens the step committed, in milliseconds",
-    "step_p50_ms": "median latency of a step, in milliseconds",
-    "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
-    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, which "
-    "restores the states of recurrent layers after the accepted path; 0 without such layers",
-    "quiet_split": "seconds per step up to the next step, without the steps that something else on "
-    "the machine disturbed",
-    "num_prompt_tokens": "the prompt: tokens that were read / tokens in the cache already, from an "
-    "earlier turn",
-    "num_new_tokens": "new tokens, counted after any cut by EOS, stop string or length / steps of "
-    "the loop",
-    "num_beyond_end": "tokens that the last step accepted or added beyond the end of the text: "
-    "accepted draft tokens + steps - (new tokens - 1). MAT, position rates and draft acceptance "
-    "count them, for they tell how well the method drafts; tok/s and ITL do not",
-    "speedup": "tok/s over the tok/s of plain decoding: same target, prompt, device and dtype",
-    "throughput": "tokens of all requests / seconds that all of them took, reading prompts and "
-    "waiting included",
-    "tpot_ms": "time per output token: (request latency - time to first token) / (new tokens - 1), "
-    "in milliseconds; what other engines' benchmarks call ITL",
-    "decode_s": "last commit - first commit, in seconds",
-    "expected_tok_s": "tokens / seconds that the controller expected of all steps, each before it "
-    "was made; `drafting: auto` only",
-    "undrafted_verify_s": "mean seconds to verify the root alone, of steps that drafted nothing "
-    "and verified no other rows",
-    "predicted_tok_s": "1000 · MAT / ms of a step, from measured latency curves",
-    "step_ms_of": "1000 · MAT / tok/s: what a step took until the next one",
-    "chain_mat": "1 + position rates of a longer draft, up to the length asked about",
-}
+EQUAL_MARGIN = 0.02
+"""A speedup this close to 1 is neither faster nor slower."""
 
 
-def ratio(part: float, whole: float | None) -> float | None:
-    """None where the divisor is 0 or None."""
-    return part / whole if whole else None
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """None where either is not known, or the divisor is 0.
+
+    Draft acceptance is accepted over drafted tokens; a throughput tokens or requests over the time
+    that all of them took; a speedup one tok/s over another.
+    """
+    return part / whole if whole and part is not None else None
 
 
 def mat(num_accepted: float, num_steps: float) -> float | None:
@@ -74,23 +36,18 @@ def mat(num_accepted: float, num_steps: float) -> float | None:
 
 
 def chain_mat(rates: Sequence[float], draft_len: int) -> float:
-    """MAT of a chain of this length, from the position rates of a longer one."""
+    """MAT of a chain of this length: 1 + the position rates of a longer one up to it."""
     return 1 + math.fsum(rates[:draft_len])
 
 
 def predicted_tok_s(mat: float, step_ms: float) -> float:
-    """Speed of steps with this MAT and duration."""
+    """Speed of steps with this MAT and duration: 1000 · MAT / ms of a step."""
     return 1000 * mat / step_ms
 
 
 def step_ms_of(mat: float | None, tok_s: float | None) -> float | None:
-    """Time from one step to the next: the inverse of `predicted_tok_s`."""
-    return None if mat is None else ratio(1000 * mat, tok_s)
-
-
-def draft_acceptance(num_accepted: float, num_drafted: float) -> float | None:
-    """Share of draft tokens that were accepted; None where nothing was drafted."""
-    return ratio(num_accepted, num_drafted)
+    """Milliseconds from one step to the next: 1000 · MAT / tok/s."""
+    return ratio(None if mat is None else 1000 * mat, tok_s)
 
 
 def at_least(accepted_lens: Mapping[int, int]) -> tuple[int, ...]:
@@ -122,18 +79,11 @@ def tok_s(runs: Iterable[tuple[int, float]]) -> float | None:
 
 
 def tpot_ms(num_new_tokens: int, decode_s: float) -> float | None:
-    """Time per output token of one request; None where nothing follows the first token."""
+    """Time per output token: (request latency - time to first token) / (new tokens - 1).
+
+    None where nothing follows the first token. Other engines' benchmarks call it ITL.
+    """
     return 1000 * decode_s / (num_new_tokens - 1) if num_new_tokens > 1 else None
-
-
-def throughput(num: float | None, seconds: float | None) -> float | None:
-    """Tokens or requests over the time that all of them took; None where either is not known."""
-    return None if num is None else ratio(num, seconds)
-
-
-def speedup(own_tok_s: float | None, plain_tok_s: float | None) -> float | None:
-    """Ratio of two decoding rates; None where either is not known."""
-    return None if own_tok_s is None else ratio(own_tok_s, plain_tok_s)
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:
@@ -141,7 +91,7 @@ def mean_or_none(values: Sequence[float]) -> float | None:
 
 
 def num_beyond_end(num_accepted: int, num_steps: int, num_new_tokens: int) -> int:
-    """Tokens that steps accepted or added beyond the end of the text, and that are no part of it.
+    """Accepted draft tokens + steps - (new tokens - 1): what lies beyond the end of the text.
 
     Example: one step accepts 16 tokens and adds one, but the text may have two tokens in all, the
     prefill's and one more: 16 + 1 - (2 - 1) = 16 lie beyond its end. MAT is 17.
@@ -150,7 +100,7 @@ def num_beyond_end(num_accepted: int, num_steps: int, num_new_tokens: int) -> in
 
 
 def tokens_per_step(num_new_tokens: int, num_steps: int) -> float | None:
-    """Tokens that a step commits, after any cut; the prefill's token is not counted."""
+    """(new tokens - 1) / steps, after any cut; the prefill's token is no step's."""
     return ratio(num_new_tokens - 1, num_steps)
 
 
@@ -178,6 +128,14 @@ def common_len(one: Sequence[int], other: Sequence[int]) -> int:
     return len(one) if divergence is None else divergence
 
 
+class StepParts(NamedTuple):
+    """Seconds of a step."""
+
+    draft: float
+    verify: float
+    other: float
+
+
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
     """Seconds of a step, or their mean over several, by part; the parts add up to the step.
@@ -199,9 +157,8 @@ class TimeSplit:
     @property
     def ms(self) -> dict[str, float]:
         """Milliseconds by part; roll-back only where there is any."""
-        names = ("draft", "verify", "accept", "other", "roll-back")
-        parts = zip(names, _PARTS(self), strict=True)
-        return {name: 1000 * seconds for name, seconds in parts if seconds or name != names[-1]}
+        parts = zip(STEP_PARTS, _PARTS(self), strict=True)
+        return {part: 1000 * each for part, each in parts if each or part != STEP_PARTS[-1]}
 
     @property
     def parts(self) -> StepParts:
@@ -368,7 +325,7 @@ class Tally:
             decode_s=decode_s,
             mat=mat(accepted, steps),
             position_rates=position_rates(counts, steps),
-            draft_acceptance=draft_acceptance(accepted, self.num_drafted),
+            draft_acceptance=ratio(accepted, self.num_drafted),
             ttft_s=self.ttft_s,
             tok_s=tok_s([(self.num_new_tokens, decode_s)] if steps else []),
             itl_ms=1000 * self.itl_sum_s / self.num_itl if self.num_itl else None,
@@ -402,74 +359,3 @@ def measure(records: Iterable[Record]) -> Metrics:
     for record in records:
         tally.add(record)
     return tally.metrics
-
-
-# ---- why decoding is faster or slower than plain decoding
-
-EQUAL_MARGIN = 0.02
-"""A speedup this close to 1 is neither faster nor slower."""
-
-
-def hardly_drafts(tokens_a_step: float) -> bool:
-    """Whether so few draft tokens are accepted that no saving of time could make it faster."""
-    return tokens_a_step < 1.05
-
-
-FEW_DRAFTS = "Hardly anything was drafted"
-NO_DRAFTS = "Hardly any draft is accepted"
-
-
-def missing_drafts(num_accepted: float, num_drafted: float) -> str:
-    """What `hardly_drafts` is due to: of what was drafted, most is right, or hardly anything."""
-    acceptance = draft_acceptance(num_accepted, num_drafted)
-    return FEW_DRAFTS if acceptance is None or acceptance > 1 / 3 else NO_DRAFTS
-
-
-class StepParts(NamedTuple):
-    """Seconds of a step."""
-
-    draft: float
-    verify: float
-    other: float
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """What a step saves and costs, in units of a plain step.
-
-        speedup = tokens per step · t_plain / (t_draft + t_verify + t_other)
-
-    A step saves the time of all its tokens but one; it costs drafting, verifying more than one row,
-    and everything else.
-
-    Attributes:
-        mat: tokens per step.
-        paid: cost beyond a plain step, by part; negative where a part takes less.
-    """
-
-    mat: float
-    paid: Mapping[str, float]
-
-    @classmethod
-    def of(cls, mat: float, own: StepParts, plain: StepParts) -> Self:
-        """Of a step with these parts, against those of a plain step."""
-        plain_s = sum(plain)
-        extra = ((ours - theirs) / plain_s for ours, theirs in zip(own, plain, strict=True))
-        return cls(mat, dict(zip(StepParts._fields, extra, strict=True)))
-
-    @property
-    def total(self) -> float:
-        return sum(self.paid.values())
-
-    @property
-    def largest(self) -> str:
-        return max(self.paid, key=lambda part: self.paid[part])
-
-    @property
-    def formula(self) -> float:
-        return self.mat / (1 + self.total)
-
-    @property
-    def without_largest(self) -> float:
-        """The speedup if the largest cost were zero."""
-        return self.mat / (1 + self.total - max(0.0, self.paid[self.largest]))

@@ -89,8 +89,7 @@ def test_the_example_on_the_page_is_the_one_that_is_tested() -> None:
 
 
 MACHINERY = {
-    *("ratio", "mean_or_none", "first_divergence", "common_len", "measure", "hardly_drafts"),
-    "missing_drafts",
+    *("ratio", "mean_or_none", "first_divergence", "common_len", "measure"),
 }
 """Functions of `engine.metrics` that compute no figure of their own."""
 

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import AliasChoices, Field
 
 from engine.drafters.method import MethodConfig
-from engine.metrics import predicted_tok_s, speedup
+from engine.metrics import predicted_tok_s, ratio
 
 
 def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
@@ -132,7 +132,7 @@ class Prediction:
 
     @property
     def speedup(self) -> float:
-        return speedup(self.tok_s, self.plain_tok_s) or 0.0
+        return ratio(self.tok_s, self.plain_tok_s) or 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.config import Limits, Sampling
 from engine.errors import PlaygroundError
-from engine.metrics import Tally, ratio, throughput, tpot_ms
+from engine.metrics import Tally, ratio, tpot_ms
 from playground.api.models import Model
 from playground.host.live import API_OWNER, LiveRun, Message
 from playground.host.request import GenerateRequest
@@ -167,7 +167,7 @@ def timings(run: LiveRun) -> dict[str, Any]:
         "prompt_n": prompt_n,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": ratio(prompt_ms, prompt_n),
-        "prompt_per_second": throughput(prompt_n, figures.ttft_s),
+        "prompt_per_second": ratio(prompt_n, figures.ttft_s),
         "predicted_n": predicted_n,
         "predicted_ms": 1000 * figures.decode_s,
         "predicted_per_token_ms": tpot_ms(predicted_n, figures.decode_s),

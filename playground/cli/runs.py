@@ -84,7 +84,7 @@ def list_(options: ListOptions) -> None:
 
 
 def _line(run: RunSummary) -> str:
-    from playground.runs.columns import FIGURES
+    from engine.figures import FIGURES
 
     title = " ".join((run.name or run.prompt_text).split())[:50]
     tags = "".join(f" #{tag}" for tag in run.tags)

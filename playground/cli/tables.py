@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from engine.figures import POOLED_FORMULAS
 from engine.formats import figure
 from playground.cli.terminal import plain, table
 from playground.experiments.report import columns
 from playground.experiments.report.columns import COLUMNS, by_group, summary
-from playground.experiments.report.report import FORMULAS, Report, Section
+from playground.experiments.report.report import Report, Section
 from playground.experiments.statistics import LATENCY_COLUMNS, LatencyTable
 
 
@@ -19,7 +20,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
     """Everything a terminal shows of a report."""
     for name in ("speedup", "mat"):
         column = COLUMNS[name]
-        title = f"{column.title} by kind of task: {FORMULAS[name]}"
+        title = f"{column.title} by kind of task: {POOLED_FORMULAS[name]}"
         yield _by_configuration(title, by_group(report, name, {}))
     yield _by_configuration("All figures", summary(report))
     for section in report.configurations:

@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from engine.metrics import draft_acceptance, mat, position_rates, ratio
+from engine.metrics import mat, position_rates, ratio
 from engine.safe_text import as_text, read_json
 
 MAX_POSITIONS = 256
@@ -107,7 +107,7 @@ class Reading:
         """From the counters, or as the engine reports it."""
         if not self.drafted or self.accepted is None:
             return self.mean_acceptance
-        return draft_acceptance(self.accepted, self.drafted)
+        return ratio(self.accepted, self.drafted)
 
     @property
     def position_rates(self) -> tuple[float, ...]:

@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from engine import formats
+from engine.figures import FIGURES
 from engine.formats import DASH, figure
 from engine.metrics import (
-    FORMULAS,
     chain_mat,
     mean_or_none,
     percentile,
     predicted_tok_s,
-    speedup,
+    ratio,
     step_ms_of,
-    throughput,
     tpot_ms,
 )
 from playground.connect.readings import Engine, Reading
 from playground.connect.replay import Level, count_equal_texts
+from playground.host.balance import step_words
 from playground.host.speedup import DOUBTS, Doubt, doubt_of
 
 MIN_GAIN = 0.02
@@ -51,8 +51,12 @@ COLUMNS = {
 
 def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, str, str]]:
     """Title, text and explanation of each figure of the counters over `seconds`."""
-    tok_s = formats.tok_s(throughput(reading.generated, seconds))
     rates = ", ".join(map(formats.percent, reading.position_rates[:16]))
+    tok_s = formats.tok_s(ratio(reading.generated, seconds))
+
+    def known(name: str, text: str) -> tuple[str, str, str]:
+        return FIGURES[name].title, text, FIGURES[name].formula
+
     own = (
         ("drafter's steps", reading.mean_num_steps, 1, "steps that the drafter takes now"),
         ("draft tokens", reading.mean_draft_tokens, 1, "verified at once now, the root counted"),
@@ -60,12 +64,12 @@ def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, 
         ("MAT of blocks", reading.mean_block_mat, 2, "MAT if whole blocks were verified"),
     )
     return [
-        ("throughput", f"{tok_s} tok/s", FORMULAS["throughput"]),
-        ("MAT", formats.mat(reading.mat), FORMULAS["mat"]),
-        ("accepted", formats.percent(reading.draft_acceptance), FORMULAS["draft_acceptance"]),
+        known("throughput", f"{tok_s} tok/s"),
+        known("mat", formats.mat(reading.mat)),
+        known("draft_acceptance", formats.percent(reading.draft_acceptance)),
         ("running", figure(reading.running, 0), "requests that the engine is answering"),
         ("waiting", figure(reading.waiting, 0), "requests in the engine's queue"),
-        ("position rates", rates or DASH, FORMULAS["position_rates"]),
+        known("position_rates", rates or DASH),
         *((title, figure(value, digits), why) for title, value, digits, why in own if value),
     ]
 
@@ -159,7 +163,7 @@ class Report:
 def _speedup(level: Level, plain: Level | None) -> float | None:
     if plain is None or _doubt(level, plain):
         return None
-    return speedup(level.tok_s, plain.tok_s)
+    return ratio(level.tok_s, plain.tok_s)
 
 
 def _doubt(level: Level, plain: Level) -> Doubt | None:
@@ -169,14 +173,14 @@ def _doubt(level: Level, plain: Level) -> Doubt | None:
 
 def _verdict(level: Level, plain: Level) -> str:
     """Speedup = MAT / (time of a step / time of a plain step)."""
-    gain, where = speedup(level.tok_s, plain.tok_s), f"Concurrency {level.concurrency}"
+    gain, where = ratio(level.tok_s, plain.tok_s), f"Concurrency {level.concurrency}"
     if doubt := _doubt(level, plain):
         return f"{where}: no speedup is given: {DOUBTS[doubt]}"
     if gain is None or level.mat is None:
         return ""
     return (
-        f"{where}: {formats.speedup(gain)} plain decoding: {formats.mat(level.mat)} tokens a step, "
-        f"and a step takes {figure(level.mat / gain, 2, '×')} as long as a plain step."
+        f"{where}: {formats.speedup(gain)} plain decoding: "
+        f"{step_words(level.mat, level.mat / gain)}."
     )
 
 
@@ -184,7 +188,7 @@ def _row(level: Level, kind: str, gain: str, equal_texts: str) -> list[str]:
     replies = level.replies
     ttfts_ms = [1000 * reply.ttft_s for reply in replies]
     tpots_ms = [tpot_ms(reply.num_new_tokens, reply.decode_s) for reply in replies]
-    total = throughput(sum(reply.num_new_tokens for reply in replies), level.seconds) or 0.0
+    total = ratio(sum(reply.num_new_tokens for reply in replies), level.seconds) or 0.0
     return [
         f"concurrency {level.concurrency}, {kind}",
         *map(formats.tok_s, (level.tok_s, total)),
@@ -209,7 +213,7 @@ class LengthAdvice:
 
     @property
     def speedup(self) -> float:
-        return speedup(self.tok_s, self.plain_tok_s) or 0.0
+        return ratio(self.tok_s, self.plain_tok_s) or 0.0
 
 
 def best_length(

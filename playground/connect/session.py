@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from anyio.to_thread import run_sync
 
-from engine.metrics import draft_acceptance, mat, tok_s
+from engine.metrics import mat, ratio, tok_s
 from playground.connect.client import Client, Reply
 from playground.connect.replay import Level, Load, Outcome, measure_level
 from playground.connect.report import Report
@@ -123,5 +123,5 @@ def _metrics(reply: Reply) -> dict[str, object]:
     if draft := reply.drafting:  # else the steps are unknown
         metrics |= {"num_steps": draft.steps, "num_drafted": draft.drafted}
         metrics |= {"num_accepted": draft.accepted, "mat": mat(draft.accepted, draft.steps)}
-        metrics["draft_acceptance"] = draft_acceptance(draft.accepted, draft.drafted)
+        metrics["draft_acceptance"] = ratio(draft.accepted, draft.drafted)
     return metrics

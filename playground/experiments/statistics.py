@@ -68,7 +68,7 @@ class Totals:
 
     @property
     def draft_acceptance(self) -> float | None:
-        return metrics.draft_acceptance(self.num_accepted, self.num_drafted)
+        return metrics.ratio(self.num_accepted, self.num_drafted)
 
     @property
     def step_s(self) -> float | None:
@@ -184,7 +184,7 @@ def latency_table(requests: Sequence[FinishedRequest]) -> LatencyTable | None:
     tokens, seconds = sum(r.num_new_tokens for r in requests), sum(r.latency_s for r in requests)
     return LatencyTable(
         rows={key: Statistic.of(values[key]) for key in LATENCY_ROWS},
-        output_token_throughput=metrics.throughput(tokens, seconds) or 0.0,
-        request_throughput=metrics.throughput(len(requests), seconds) or 0.0,
+        output_token_throughput=metrics.ratio(tokens, seconds) or 0.0,
+        request_throughput=metrics.ratio(len(requests), seconds) or 0.0,
         num_requests=len(requests),
     )

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine import formats
+from engine.figures import FIGURES
 from engine.formats import DASH
 from engine.metrics import (
     EQUAL_MARGIN,
-    Balance,
     TimeSplit,
-    hardly_drafts,
-    missing_drafts,
     ratio,
     tokens_per_step,
 )
 from engine.steps import BYPASSES
+from playground.host.balance import Balance, hardly_drafts, missing_drafts, step_words
 from playground.host.plain import PlainStep, step_parts, stored_plain_step
 from playground.host.speedup import DOUBTS, DRIFT
 from storage import PLAIN
@@ -140,20 +139,17 @@ def _doubt_of_run(metrics: Mapping[str, Any], balance: Balance, plain: PlainStep
 
 def _compared(comparison: PlainComparison, source: str, missing: str) -> dict[str, str]:
     balance, speedup = comparison.balance, comparison.speedup
-    tokens = formats.mat(balance.mat)
     if speedup is None:
-        return _parts("same", "No speedup is given:", f"{tokens} tokens a step.", source)
+        text = f"{formats.mat(balance.mat)} tokens a step."
+        return _parts("same", "No speedup is given:", text, source)
     about = f"About {formats.figure(speedup, 1, '×')}"
     head = f"{formats.speedup(speedup) if comparison.is_sure else about} plain decoding:"
-    costs = f"a step takes {formats.speedup(1 + balance.total)} as long as a plain step"
     if speedup > 1 + EQUAL_MARGIN:
         mood = "faster" if comparison.is_sure else "same"
-        return _parts(mood, head, f"{tokens} tokens a step, and {costs}.", source)
+        return _parts(mood, head, f"{step_words(balance.mat, 1 + balance.total)}.", source)
     parts = [f"{COSTS[name]} {round(paid, 2) + 0.0:+.2f}" for name, paid in balance.paid.items()]
-    text = f"{tokens} tokens a step, but {costs} ({', '.join(parts)})."
-    if speedup >= 1 - EQUAL_MARGIN:
-        return _parts("same", head, text, source)
-    if not comparison.is_sure:
+    text = f"{step_words(balance.mat, 1 + balance.total, 'but')} ({', '.join(parts)})."
+    if speedup >= 1 - EQUAL_MARGIN or not comparison.is_sure:
         return _parts("same", head, text, source)
     advice = missing if hardly_drafts(balance.mat) else ADVICE[balance.largest]
     return _parts("slower", head, text, source, advice)
@@ -234,12 +230,12 @@ def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
         figures: as in `engine.metrics.Metrics`.
     """
     cached, prompt = figures.get("num_cached") or 0, figures.get("num_prompt_tokens") or 0
-    kinds = ("tok_s", "mat", "draft_acceptance", "ttft_s", "itl_ms")
+    names = ("tok_s", "mat", "draft_acceptance", "ttft_s", "itl_ms")
     steps_ms = figures.get("step_p50_ms"), figures.get("step_p95_ms")
     split, steps = figures.get("time_split"), figures.get("num_steps", DASH)
     split_text = formats.time_split(TimeSplit(**split).ms) if split else "time split"
     return {
-        **{name: formats.of_kind(name)(figures.get(name)) for name in kinds},
+        **{name: FIGURES[name].with_unit(figures.get(name)) for name in names},
         "num_prompt_tokens": f"{prompt - cached} / {cached}",
         "step_p95_ms": formats.durations(*steps_ms),
         "num_new_tokens": f"{figures.get('num_new_tokens') or 0} / {steps}",
@@ -288,10 +284,9 @@ def as_set_sentence(experience: ExperienceStore, target: str, config: MethodConf
     expected = stored and stored.predict_as_set(config)
     if not expected:
         return NOT_KNOWN
-    step = expected.mat / expected.speedup
+    step = step_words(expected.mat, expected.mat / expected.speedup)
     advice = " Drafting: auto drafts less." if expected.speedup < 1 - EQUAL_MARGIN else ""
     return (
         f"As set, about {formats.speedup(expected.speedup)} plain decoding is expected: "
-        f"{formats.mat(expected.mat)} tokens a step, and a step takes {formats.speedup(step)} as "
-        f"long as a plain step, by earlier runs here.{advice}"
+        f"{step}, by earlier runs here.{advice}"
     )

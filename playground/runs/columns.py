@@ -1,73 +1,33 @@
-"""Notation of the figures of runs, and the columns of the tables of runs and of groups."""
+"""The columns of the tables of runs and of groups of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from engine import formats
+from engine.figures import FIGURES, Figure
 from engine.formats import DASH
-from engine.metrics import FORMULAS
 from storage import Spread
 
 Kind = Literal["text", "number", "when", "method", "prompt", "tags", "status"]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """The title and notation of a figure.
-
-    Attributes:
-        scale: factor from the stored unit to that of the title.
-        best: `max` or `min`, whichever picks the better value, if either does.
-    """
-
-    title: str
-    form: Callable[[float | None], str] = formats.milliseconds
-    scale: float = 1.0
-    best: Callable[..., float] | None = None
-
-    def text(self, value: float | None) -> str:
-        return self.form(None if value is None else self.scale * value)
-
-    def spread_text(self, spread: Spread | None) -> str:
-        """Mean ± sample standard deviation."""
-        if spread is None:
-            return DASH
-        std = "" if spread.std is None else f" ± {self.text(spread.std)}"
-        return self.text(spread.mean) + std
-
-
-FIGURES: dict[str, Figure] = {
-    "num_prompt_tokens": Figure("prompt tokens", formats.count),
-    "num_new_tokens": Figure("tokens", formats.count),
-    "num_steps": Figure("steps", formats.count),
-    "tok_s": Figure("tok/s", formats.tok_s, best=max),
-    "speedup": Figure("speedup", formats.speedup, best=max),
-    "mat": Figure("MAT", formats.mat, best=max),
-    "draft_acceptance": Figure("acceptance", formats.percent, best=max),
-    "ttft_s": Figure("TTFT ms", scale=1000, best=min),
-    "itl_ms": Figure("ITL ms", best=min),
-    "step_p50_ms": Figure("step p50 ms", best=min),
-    "step_p95_ms": Figure("step p95 ms", best=min),
-    "draft_s": Figure("draft ms", scale=1000),
-    "verify_s": Figure("verify ms", scale=1000),
-    "accept_s": Figure("accept ms", scale=1000),
-    "other_s": Figure("other ms", scale=1000),
-}
-SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
-"""Mean seconds of the parts of a step."""
+def spread_text(figure: Figure, spread: Spread | None) -> str:
+    """Mean ± sample standard deviation."""
+    if spread is None:
+        return DASH
+    std = "" if spread.std is None else f" ± {figure.text(spread.std)}"
+    return figure.text(spread.mean) + std
 
 
 def formula(name: str) -> str:
-    """The definition of a figure, as its tooltip."""
+    """The definition of a figure of a run, as its tooltip."""
     if name == "speedup":
         return (
-            f"{FORMULAS[name]}, where that was timed around the run and the timing is reliable; "
-            "the report of an experiment has the speedups of its requests"
+            f"{FIGURES[name].formula}, where that was timed around the run and the timing is "
+            "reliable; the report of an experiment has the speedups of its requests"
         )
-    return FORMULAS.get("time_split" if name in SPLIT else name, "")
+    return FIGURES[name].formula
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +50,15 @@ class Column:
 
 def _figure(key: str, default: bool = False) -> Column:
     sort = None if key == "speedup" else key  # the database does not have it
-    return Column(key, FIGURES[key].title, "number", sort, formula(key), default)
+    return Column(key, FIGURES[key].heading, "number", sort, formula(key), default)
 
 
 def _field(key: str, title: str = "") -> Column:
     return Column(key, title or key, sort=key)
 
 
+SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
+"""Mean seconds of the parts of a step."""
 NAMED = "the run's name, if it has one, and its prompt; sorts by name"
 COLUMNS: tuple[Column, ...] = (
     Column("created_at", "when", "when", "created_at", default=True),
@@ -121,11 +83,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("status", "run status", "status", "status", default=True),
     _field("finish_reason", "ended by"),
 )
+RUN_FIGURES = tuple(column.key for column in COLUMNS if column.key in FIGURES)
 GROUP_FIGURES = ("tok_s", "mat", "draft_acceptance", "ttft_s")
 SPREAD = "; mean ± standard deviation over the runs, rates weighted by their seconds"
 GROUP_COLUMNS: tuple[Column, ...] = (
     Column("value", "group", "prompt"),
     Column("num_runs", "runs", "number", "num_runs"),
-    *(Column(k, FIGURES[k].title, "number", k, formula(k) + SPREAD) for k in GROUP_FIGURES),
+    *(Column(k, FIGURES[k].heading, "number", k, formula(k) + SPREAD) for k in GROUP_FIGURES),
     Column("newest_at", "newest", "when", "created_at"),
 )

@@ -9,11 +9,19 @@ from typing import Any
 from urllib.parse import urlencode
 
 from engine import formats
+from engine.figures import FIGURES
 from engine.formats import DASH
 from playground.host.catalog import MethodTypes
 from playground.host.result import sure_speedup
 from playground.host.speedup import Measured, speedups_of
-from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
+from playground.runs.columns import (
+    COLUMNS,
+    GROUP_COLUMNS,
+    GROUP_FIGURES,
+    RUN_FIGURES,
+    Column,
+    spread_text,
+)
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, TableQuery
 from playground.runs.settings import non_default
 from storage import (
@@ -100,7 +108,7 @@ class RunTable:
             "num_steps": run.num_steps or None,  # of another engine, unless it reports them
             "speedup": own_speedup(run, metrics),
         }
-        return row | {name: figure.text(row[name]) for name, figure in FIGURES.items()}
+        return row | {name: FIGURES[name].text(row[name]) for name in RUN_FIGURES}
 
     def _grouped_view(self, query: TableQuery) -> dict[str, Any]:
         by = query.group or ""
@@ -114,7 +122,7 @@ class RunTable:
                 "value": self._group_title(group, by, benchmarks),
                 "num_runs": group.num_runs,
                 "newest_at": _when(group.newest_at),
-                **{n: FIGURES[n].spread_text(group.figures.get(n)) for n in GROUP_FIGURES},
+                **{n: spread_text(FIGURES[n], group.figures.get(n)) for n in GROUP_FIGURES},
             }
             for group in ordered
         ]

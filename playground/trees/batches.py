@@ -10,11 +10,12 @@ from pydantic import TypeAdapter
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.metrics import Balance, StepParts
+from engine.metrics import StepParts
 from engine.tuning.latency import BatchLatency
 from engine.tuning.timing import measure_batch
 from playground.experiments.report.report import read_results, stored_experiment
 from playground.experiments.statistics import Totals
+from playground.host.balance import Balance
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost

@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from engine import formats
 from engine.config import Sampling
 from engine.errors import ConfigError
-from engine.metrics import EQUAL_MARGIN, FORMULAS
+from engine.metrics import EQUAL_MARGIN
 from engine.safe_text import read_json
 from playground.errors import Fault, attempt, attempt_aside, fault_of
 from playground.experiments.comparison import (
@@ -43,6 +43,7 @@ from playground.web.address import link_params, switch_to
 from playground.web.components import (
     RunQuestion,
     module_component,
+    panel_figures,
     panel_functions,
     server_function,
     text_of,
@@ -246,7 +247,7 @@ class ComparePage:
                 server_function("show", RunQuestion, lambda q: self.history.show(q.run)),
             ],
             events=["begun"],
-            arguments={"formulas": FORMULAS, "placeholder": PLACEHOLDER},
+            arguments={"figures": panel_figures(), "placeholder": PLACEHOLDER},
             elem_id="pg-cmp-results",
         )
         self.table = gr.HTML(elem_id="pg-cmp-table")

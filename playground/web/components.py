@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
 from engine.config import Settings
-from engine.metrics import FORMULAS
+from engine.figures import FIGURES
 from playground.errors import Fault, attempt
 from playground.host.live import RunId
 from playground.host.stream import History
@@ -91,9 +91,16 @@ def token_panels(
         css=["panel/panel.css"],
         functions=panel_functions(history),
         events=["begun", "compare", "by_text"],
-        arguments={"formulas": FORMULAS, "placeholder": placeholder, "tab": tab},
+        arguments={"figures": panel_figures(), "placeholder": placeholder, "tab": tab},
         elem_id=elem_id,
     )
+
+
+def panel_figures() -> dict[str, tuple[str, str]]:
+    """Titles and formulas of the figures of a run, for the modules."""
+    return {
+        name: (one.pair or one.title, one.formula) for name, one in FIGURES.items() if one.title
+    }
 
 
 @cache

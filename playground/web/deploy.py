@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from engine.metrics import FORMULAS
+from engine.figures import FIGURES
 from playground.deploy import ENGINES, find_engine
 from playground.deploy.files import Export
 from playground.errors import Fault, attempt
@@ -265,8 +265,8 @@ def verdict_html(exports: Exports) -> str:
 
 def source_html(source: ExportSource) -> str:
     """The exported method: its run's figures and the settings that differ from the defaults."""
-    measured = (("mat", source.mat, 2, "MAT"), ("tok_s", source.tok_s, 1, "tok/s"))
-    figures = [(f"{v:.{d}f}", unit, FORMULAS[n]) for n, v, d, unit in measured if v is not None]
+    measured = ((FIGURES["mat"], source.mat), (FIGURES["tok_s"], source.tok_s))
+    figures = [(f.text(value), f.title, f.formula) for f, value in measured if value is not None]
     return str(MACROS.about(source.title, source.config, figures, source.target))
 
 

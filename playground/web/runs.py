@@ -9,12 +9,13 @@ from typing import Any, get_args
 import gradio as gr
 
 from engine.errors import ConfigError
+from engine.figures import FIGURES
 from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.host.request import texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.runs.columns import COLUMNS, FIGURES, SPREAD, formula
+from playground.runs.columns import COLUMNS, SPREAD, formula, spread_text
 from playground.runs.compare import FIGURES as COMPARED
 from playground.runs.compare import ComparedRuns, Configuration, compare_runs
 from playground.runs.details import Selection, split_tags
@@ -389,7 +390,7 @@ def comparison_html(compared: ComparedRuns) -> str:
     title = f"{num_runs} in {plural(len(configurations), 'configuration')}{same}"
     names = [n for n in COMPARED if any(each.spreads[n] for each in configurations)]
     heads = dict.fromkeys(("configuration", *differing, *compared.machine), "")
-    heads |= {FIGURES[name].title: formula(name) + SPREAD for name in names}
+    heads |= {FIGURES[name].heading: formula(name) + SPREAD for name in names}
     texts = (*differing.values(), *compared.machine.values())
     columns = [
         [_title_cell(each) for each in configurations],
@@ -415,6 +416,6 @@ def _figure_cells(compared: ComparedRuns, name: str) -> list[Cell]:
     figure = FIGURES[name]
     best = figure.best(means) if figure.best and len(means) > 1 else None
     return [
-        Cell(figure.spread_text(spread), mood="good" if spread and spread.mean == best else "")
+        Cell(spread_text(figure, spread), mood="good" if spread and spread.mean == best else "")
         for spread in spreads
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from engine.figures import TREE_FIGURES
 from playground.errors import Fault
 from playground.host.runner import EngineHost
 from playground.trees.editor import REQUESTS, TreeEditor, TreeRequest, read_tree_choice
@@ -35,6 +36,7 @@ class TreePage:
                 server_function(name, TreeRequest, getattr(editor, name)) for name in REQUESTS
             ],
             events=["use"],
+            arguments={"figures": TREE_FIGURES},
             elem_id="pg-tree",
         )
         self.open_outputs = [tabs, self.component]

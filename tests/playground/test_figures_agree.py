@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from engine.figures import FIGURES
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
@@ -21,7 +22,6 @@ from playground.experiments.report.report import Results, make_report
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream
-from playground.runs.columns import FIGURES
 from playground.runs.compare import compare_runs
 from playground.runs.details import facts
 from playground.runs.query import TableQuery

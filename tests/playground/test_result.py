@@ -11,8 +11,9 @@ import pytest
 
 import presets
 from engine.config import Sampling
-from engine.metrics import FEW_DRAFTS, NO_DRAFTS, TimeSplit, measure, undisturbed
+from engine.metrics import TimeSplit, measure, undisturbed
 from engine.steps import End, Prefill, Record, Step
+from playground.host.balance import FEW_DRAFTS, NO_DRAFTS
 from playground.host.live import LiveRuns
 from playground.host.plain import BaselineTimer, PlainStep, Timing, stored_plain_step
 from playground.host.request import read_request

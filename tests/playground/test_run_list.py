@@ -14,7 +14,7 @@ import pytest
 from engine.config import Settings
 from engine.drafters import methods
 from engine.errors import ConfigError
-from engine.metrics import FORMULAS
+from engine.figures import FIGURES, FORMULAS
 from playground.host.stream import stored_run
 from playground.runs import columns
 from playground.runs.compare import compare_runs
@@ -52,7 +52,7 @@ def test_a_run_has_the_speedup_of_its_own_sentence(log: RunLog) -> None:
     speedups = {row["id"]: row["speedup"] for row in cells(log, {})}
     assert speedups == {own: "2.10×", doubtful: "–"}
     (compared,) = compare_runs(log, [own, doubtful], {}).configurations
-    assert columns.FIGURES["speedup"].spread_text(compared.spreads["speedup"]) == "2.10×"
+    assert columns.spread_text(FIGURES["speedup"], compared.spreads["speedup"]) == "2.10×"
 
 
 def test_plain_decoding_and_requests_of_experiments_have_no_speedup_of_their_own(
@@ -105,7 +105,7 @@ def test_pages_and_heads_are_told(log: RunLog, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_column_sorts_by_its_own_figure_or_not_at_all() -> None:
     sorts = {one.key: one.sort for one in columns.COLUMNS if one.sort and one.kind == "number"}
-    assert sorts == {name: name for name in columns.FIGURES if name != "speedup"}
+    assert sorts == {name: name for name in columns.RUN_FIGURES if name != "speedup"}
 
 
 def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:

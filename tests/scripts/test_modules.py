@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine import formats
-from playground.web.components import STATIC
+from engine.figures import TREE_FIGURES
+from playground.web.components import STATIC, panel_figures
 from tests.scripts.conftest import NODE, Scripts
 
 HERE = Path(__file__).parent
@@ -76,3 +77,13 @@ def test_what_is_no_number_and_halves_have_their_notation() -> None:
     assert formats.figure(0.125) == "0.13", "a half is rounded up, as by JavaScript"
     for write in (formats.speedup, formats.percent, formats.duration, formats.milliseconds):
         assert write(None) == write(float("nan")) == formats.DASH
+
+
+def test_the_modules_show_figures_of_the_catalogue() -> None:
+    panel = (STATIC / "panel" / "panel.js").read_text("utf-8")
+    (listed,) = re.findall(r"const FIGURES = \[(.*?)\]", panel, re.DOTALL)
+    shown = {name for name in re.findall(r'"(\w+)"', listed)} | {"position_rates", "time_split"}
+    assert shown <= set(panel_figures()) and all(panel_figures()[name][1] for name in shown)
+    tree = (STATIC / "tree" / "figures.js").read_text("utf-8")
+    (notation,) = re.findall(r"const NOTATION = \{(.*?)\n\};", tree, re.DOTALL)
+    assert re.findall(r"^  (\w+):", notation, re.MULTILINE) == list(TREE_FIGURES)

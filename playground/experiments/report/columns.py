@@ -1,4 +1,4 @@
-"""The figures of a configuration: title, formula and notation of each, defined once.
+"""The figures of a configuration as columns.
 
 The tables of the pages, of the command line and of the HTML report are made from these.
 """
@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from engine import formats
 from engine.errors import validate_choice
+from engine.figures import FIGURES, POOLED_FORMULAS
 from engine.formats import DASH, duration, percent, plural
-from playground.experiments.report.report import FORMULAS, Figures, Report, Section
+from playground.experiments.report.report import Figures, Report, Section
 from playground.experiments.report.verdict import CAUSES
 from playground.host.speedup import DOUBTS, Speedup
 
@@ -110,29 +111,33 @@ class Column:
     cell: Callable[[Section, Figures], Cell]
 
 
+def _column(
+    name: str, cell: Callable[[Section, Figures], Cell], *, title: str = "", below: str = ""
+) -> Column:
+    """The catalogue's figure; `below` is the formula of its second line."""
+    formula = POOLED_FORMULAS[name] + (f"; below it: {below}" if below else "")
+    return Column(title or FIGURES[name].title, formula, cell)
+
+
 COLUMNS: dict[str, Column] = {
-    "speedup": Column(
+    "speedup": _column(
         "speedup",
-        f"{FORMULAS['speedup']}; below it: {FORMULAS['interval']}",
         lambda section, figures: speedup_cell(figures.speedup, reference=section.reference),
+        below=POOLED_FORMULAS["interval"],
     ),
-    "request_speedup": Column(
-        "request speedup",
-        FORMULAS["request_speedup"],
+    "request_speedup": _column(
+        "request_speedup",
         lambda s, f: Cell(formats.speedup(1.0 if s.reference else f.request_speedup)),
+        title="request speedup",
     ),
-    "tok_s": Column(
-        "tok/s", FORMULAS["tok_s"], lambda s, figures: Cell(formats.tok_s(figures.tok_s))
-    ),
-    "mat": Column("MAT", f"{FORMULAS['mat']}; below it: new tokens / steps", _mat),
-    "draft_acceptance": Column(
-        "accepted", FORMULAS["draft_acceptance"], lambda s, _: Cell(percent(s.draft_acceptance))
-    ),
-    "position_rates": Column("position rates", FORMULAS["position_rates"], _rates),
-    "time_split": Column("time per step", FORMULAS["time_split"], _step),
-    "ttft_ms": Column("TTFT", FORMULAS["ttft_ms"], lambda s, _: Cell(duration(s.ttft_ms))),
-    "itl_ms": Column("ITL", FORMULAS["itl_ms"], lambda s, _: Cell(duration(s.itl_ms))),
-    "verdict": Column("answers", FORMULAS["verdict"], _answers),
+    "tok_s": _column("tok_s", lambda _, figures: Cell(formats.tok_s(figures.tok_s))),
+    "mat": _column("mat", _mat, below="new tokens / steps"),
+    "draft_acceptance": _column("draft_acceptance", lambda s, _: Cell(percent(s.draft_acceptance))),
+    "position_rates": _column("position_rates", _rates),
+    "time_split": _column("time_split", _step, title="time per step"),
+    "ttft_ms": _column("ttft_ms", lambda s, _: Cell(duration(s.ttft_ms)), title="TTFT"),
+    "itl_ms": _column("itl_ms", lambda s, _: Cell(duration(s.itl_ms))),
+    "verdict": _column("verdict", _answers, title="answers"),
 }
 
 

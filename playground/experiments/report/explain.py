@@ -1,6 +1,6 @@
 """Why a configuration is faster or slower: its speedup as a formula with the measured numbers.
 
-The formula is that of `engine.metrics`, with MAT as the tokens of a step. The measured ratio of
+The formula is that of `Balance`, with MAT as the tokens of a step. The measured ratio of
 tok/s differs from it by two further measured factors:
 
     measured = formula · kept / kept_plain · between_plain / between
@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine import formats
-from engine.metrics import EQUAL_MARGIN, Balance, hardly_drafts, missing_drafts
+from engine.metrics import EQUAL_MARGIN
 from playground.experiments.finished import Pair
 from playground.experiments.statistics import Totals, totals_of
+from playground.host.balance import Balance, hardly_drafts, missing_drafts, step_words
 from playground.host.speedup import Speedup, doubt_of, speedup_of
 
 AGREES = 0.005
@@ -89,10 +90,7 @@ def _ms(ms: float) -> str:
 
 def _because(balance: Balance, measured: float, noise: str, missing: str) -> str:
     listed = ", ".join(f"{value:+.2f} {COSTS[part]}" for part, value in balance.paid.items())
-    account = (
-        f"{balance.mat:.2f} tokens a step, and a step takes {1 + balance.total:.2f}× as long as a "
-        f"plain step (1 {listed})."
-    )
+    account = f"{step_words(balance.mat, 1 + balance.total)} (1 {listed})."
     if hardly_drafts(balance.mat):
         return f"{missing}: {account}"
     side = f"Faster{noise}" if measured > 1 + EQUAL_MARGIN else f"Slower{noise}"

@@ -8,13 +8,18 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from engine import safe_text
+from engine.figures import POOLED_FORMULAS
 from engine.safe_text import csv_line, file_name
 from playground.experiments.finished import PARTS, FinishedRequest
 from playground.experiments.report.page import page_html
-from playground.experiments.report.report import FORMULAS, Results
-from playground.experiments.statistics import LatencyTable, Statistic
+from playground.experiments.report.report import Results
+from playground.experiments.statistics import LATENCY_ROWS, THROUGHPUTS, LatencyTable, Statistic
 
 GENAI_PERF = "profile_export_genai_perf"
+DEFINITIONS = POOLED_FORMULAS | {
+    key: definition for key, (_, definition) in (LATENCY_ROWS | THROUGHPUTS).items()
+}
+"""The formula of every figure of a report."""
 GENAI_UNITS = {"ms": "ms", "length": "tokens"}
 """By the end of a row's name."""
 
@@ -35,7 +40,7 @@ def json_text(results: Results, **more: Any) -> str:
         "environment": results.environment,
         "num_prompts": len(results.plan.items),
         "skipped": benchmark.summary.get("skipped", []),
-        "definitions": FORMULAS,
+        "definitions": DEFINITIONS,
         "report": asdict(results.report),
         "requests": [
             {name: getattr(request, name) for name in names} for request in results.requests

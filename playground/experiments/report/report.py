@@ -1,7 +1,4 @@
-"""The report of an experiment, from its finished requests alone: figures, ratios, verdicts.
-
-`FORMULAS` defines each figure; every exported report contains it.
-"""
+"""The report of an experiment, from its finished requests alone: figures, ratios, verdicts."""
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ from playground.experiments.report.verdict import (
     verdict_of,
 )
 from playground.experiments.statistics import (
-    LATENCY_ROWS,
-    THROUGHPUTS,
     LatencyTable,
     Totals,
     latency_table,
@@ -46,33 +41,6 @@ from playground.host.catalog import MethodTypes
 from playground.host.speedup import Speedup, pair_requests, ratio_of, request_speedup_of, speedup_of
 from storage import Benchmark, RunLog, RunQuery
 
-FORMULAS: dict[str, str] = {
-    "speedup": (
-        "tok/s over the tok/s of plain decoding on the same requests, tok/s = "
-        "Σ (new tokens - 1) / Σ (last commit - first commit); none where a step took less time "
-        "than a plain step, for then plain decoding was timed while the machine was slower"
-    ),
-    "request_speedup": (
-        "of whole requests, prefill included: Σ output tokens / Σ request latency over that of "
-        "plain decoding on the same requests, as genai-perf's throughputs compare"
-    ),
-    "interval": (
-        "95% interval of each speedup by itself: Student's t on the scatter between prompts, or "
-        "between the repeats of a single prompt; none where its bounds would be more than 10 times "
-        "apart. Which is the fastest is judged with Bonferroni's correction for their number"
-    ),
-    "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
-    "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
-    "step_ms": "Σ step latency / steps: draft + verify + accept + other + roll-back",
-    "position_rates": metrics.FORMULAS["position_rates"],
-    "draft_acceptance": metrics.FORMULAS["draft_acceptance"],
-    "itl_ms": "mean over requests of the mean over steps of step latency / tokens committed",
-    "ttft_ms": "mean over requests of the time from entering the engine to the first commit",
-    "time_split": "Σ seconds in draft, verify, accept, other and roll-back / steps",
-    "by_context": "tok/s and MAT of the requests by prompt tokens + half of the new tokens",
-    **{key: definition for key, (_, definition) in (LATENCY_ROWS | THROUGHPUTS).items()},
-    "verdict": "greedy answers identical, token for token, to plain decoding's / answers",
-}
 MIN_GAIN = 1 + metrics.EQUAL_MARGIN
 """Speedup above which a method is worth more than plain decoding."""
 CONTEXT_EDGES = (0, *(2**power for power in range(7, 17)))

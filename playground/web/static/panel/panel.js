@@ -1,16 +1,13 @@
 // A panel: one run's title and state, figures with their formulas, text and steps.
 import {
-  DASH, STEP_PARTS, actionButton, ask, copyButton, download, duration, figure, h, percent, plural,
-  progressBar, remember, remembered, showAlert, showProgress, swatch, textButton,
+  DASH, STEP_PARTS, actionButton, ask, copyButton, download, duration, figure, h, part, percent,
+  plural, progressBar, remember, remembered, showAlert, showProgress, swatch, textButton,
 } from "../kit.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
 
-const FIGURES = [
-  ["tok_s", "tok/s"], ["mat", "MAT"], ["draft_acceptance", "accepted"], ["ttft_s", "TTFT"],
-  ["num_prompt_tokens", "read / cached"], ["itl_ms", "ITL"], ["step_p95_ms", "step p50 / p95"],
-  ["num_new_tokens", "tokens / steps"],
-];
+const FIGURES = ["tok_s", "mat", "draft_acceptance", "ttft_s", "num_prompt_tokens", "itl_ms",
+  "step_p95_ms", "num_new_tokens"];
 const PART_KEYS = ["draft_s", "verify_s", "accept_s", "other_s", "rollback_s"];
 const MAX_RATES = 16;
 const BADGES = {
@@ -23,22 +20,24 @@ const BADGES = {
 
 /** Live figures of a run: numbers with their formulas, position rates, time split. */
 class Figures {
-  constructor(formulas) {
-    this.values = FIGURES.map(([key]) => h("span", { class: "value", "data-figure": key }, DASH));
-    const cells = FIGURES.map(([key, title], i) => figure(formulas[key], this.values[i], title));
+  /** @param {Record<string, [string, string]>} figures title and formula of each */
+  constructor(figures) {
+    this.values = FIGURES.map((key) => h("span", { class: "value", "data-figure": key }, DASH));
+    const show = (key, value, [title, formula] = figures[key]) => figure(formula, value, title);
+    const cells = FIGURES.map((key, i) => show(key, this.values[i]));
     this.rates = h("div", { class: "rates" });
     this.parts = STEP_PARTS.map((name) => h("i", { class: `part ${name}` }));
-    this.splitText = h("span", { class: "name" });
-    const rates = figure(formulas.position_rates, this.rates, "position rates");
-    const split = figure(formulas.time_split, h("div", { class: "split" }, ...this.parts),
-      this.splitText);
+    const rates = show("position_rates", this.rates);
+    const split = show("time_split", h("div", { class: "split" }, ...this.parts));
+    this.splitText = part(split, ".name");
+    this.splitTitle = this.splitText.textContent;
     for (const wide of [rates, split]) wide.classList.add("wide");
     this.host = h("div", { class: "figures" }, ...cells, rates, split);
     this.show(null);
   }
 
   show(metrics) {
-    FIGURES.forEach(([key], i) => {
+    FIGURES.forEach((key, i) => {
       const text = metrics?.texts[key] ?? DASH;
       if (this.values[i].textContent !== text) this.values[i].textContent = text;
     });
@@ -51,7 +50,7 @@ class Figures {
       this.parts[i].style.flexGrow = String(1e6 * seconds);
       this.parts[i].dataset.about = split ? `${name} ${duration(1000 * seconds)}` : name;
     });
-    this.splitText.textContent = metrics?.texts.time_split ?? "time split";
+    this.splitText.textContent = metrics?.texts.time_split ?? this.splitTitle;
   }
 }
 
@@ -101,7 +100,7 @@ const REJECTED = "pg-rejected";
 
 export class Panel {
   /**
-   * @param {{ formulas: Record<string, string>, placeholder: string, tab?: string | null }} options
+   * @param {{ figures: Record<string, [string, string]>, placeholder: string, tab?: string | null }} options
    * @param {import("../kit.js").Component} component
    */
   constructor(options, { server, trigger }) {
@@ -124,7 +123,7 @@ export class Panel {
       { title: "its text is tokenized again for the target" });
     this.clock = h("span", { class: "panel-clock" });
     this.notes = h("div", { class: "notes" });
-    this.figures = new Figures(options.formulas);
+    this.figures = new Figures(options.figures);
     const text = h("div", { class: "text", role: "log", tabindex: "0", "aria-label": "text" },
       h("div", { class: "placeholder" }, options.placeholder));
     this.text = new TokenText(text, (track, n) => this.scrubber.showCommit(track, n),

@@ -34,7 +34,7 @@ export class TreeEditor {
   hovered = "";
   fitted = false;
 
-  constructor(host, server, trigger) {
+  constructor(host, server, trigger, figures) {
     this.host = host;
     this.server = server;
     this.trigger = trigger;
@@ -47,7 +47,7 @@ export class TreeEditor {
       select: (key) => this.select(key), act: (name, key) => this.act(name, key),
       hover: (key) => this.hover(key),
     });
-    this.figures = new TreeFigures(this.parts.figures);
+    this.figures = new TreeFigures(this.parts.figures, figures);
     this.info = new NodeInfo(this.parts, (key) => this.exampleAt(key));
     this.pickers = new TreePickers(this);
     this.files = new TreeFiles(this);
@@ -354,8 +354,9 @@ export class TreeEditor {
 }
 
 // Mounts the editor on the page, and opens the tree of a link.
-export function mount({ element, props, server, trigger, watch }) {
-  const editor = new TreeEditor(part(element, ".editor"), server, trigger), { pickers } = editor;
+export function mount({ element, props, server, trigger, watch }, { figures }) {
+  const editor = new TreeEditor(part(element, ".editor"), server, trigger, figures);
+  const { pickers } = editor;
   let openedRev = null;
 
   const openNew = (isFirst = false) => pickers.whileBusy(async () => {

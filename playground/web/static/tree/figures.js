@@ -5,37 +5,32 @@ import { debounced, latest } from "./parts.js";
 import { maxDepth, predictDrafted } from "./replay.js";
 
 /**
- * Name, title, value as text, formula; digits if the difference to the opened tree is shown.
- * @type {[string, string, (figures: any) => string, string, number?][]}
+ * Value as text; digits if the difference to the opened tree is shown.
+ * @type {Record<string, [(figures: any) => string, number?]>}
  */
-const TREE_FIGURES = [
-  ["mat", "MAT", (f) => number(f.mat, 3),
-    "1 + accepted draft tokens / steps, replayed over every position of the table: exact for greedy", 3],
-  ["tok_s", "predicted tok/s", (f) => number(f.tok_s, 1),
-    "1000 · MAT / (draft ms + verify ms(nodes + 1)), times measured on this machine", 1],
-  ["speedup", "speedup", (f) => speedup(f.speedup),
-    "predicted tok/s / plain decoding's 1000 / verify ms(1)"],
-  ["step_ms", "step", (f) => duration(f.step_ms ?? NaN),
-    "draft ms + verify ms(nodes + 1): drafting, and one forward with the loop's own work"],
-  ["nodes", "nodes / depth", (f) => `${f.nodes} / ${f.depth}`,
-    "drafted nodes, root excluded / longest path"],
-  ["steps", "steps / tokens", (f) => f.steps === null ? DASH : `${f.steps} / ${f.tokens}`,
-    "steps that the tree needs for the table's texts / tokens that they commit; the last step may "
-    + "run past the end of its text"],
-];
+const NOTATION = {
+  mat: [(f) => number(f.mat, 3), 3],
+  tok_s: [(f) => number(f.tok_s, 1), 1],
+  speedup: [(f) => speedup(f.speedup)],
+  step_ms: [(f) => duration(f.step_ms ?? NaN)],
+  nodes: [(f) => `${f.nodes} / ${f.depth}`],
+  steps: [(f) => f.steps === null ? DASH : `${f.steps} / ${f.tokens}`],
+};
+const NAMES = Object.keys(NOTATION);
 
 export class TreeFigures {
-  constructor(host) {
-    this.values = TREE_FIGURES.map(([name]) => ({ was: h("span", { class: "was" }),
+  /** @param {Record<string, [string, string]>} figures title and formula of each */
+  constructor(host, figures) {
+    this.values = NAMES.map((name) => ({ was: h("span", { class: "was" }),
       value: h("span", { class: "value", "data-figure": name }, DASH) }));
-    host.append(...TREE_FIGURES.map(([, title, , formula], i) =>
-      figure(formula, h("span", { class: "pair" }, this.values[i].value, this.values[i].was), title)));
+    host.append(...NAMES.map((name, i) => figure(figures[name][1],
+      h("span", { class: "pair" }, this.values[i].value, this.values[i].was), figures[name][0])));
   }
 
   // before: figures to compare with, or null.
   show(figures, before) {
-    TREE_FIGURES.forEach(([name, , format, , digits], i) => {
-      const { value, was } = this.values[i], now = figures[name], then = before?.[name];
+    NAMES.forEach((name, i) => {
+      const [format, digits] = NOTATION[name], { value, was } = this.values[i], now = figures[name], then = before?.[name];
       value.textContent = format(figures);
       const by = digits && Number.isFinite(now) && Number.isFinite(then) ? now - then : 0;
       const shown = digits && Math.abs(by) >= 0.5 * 10 ** -digits;
