@@ -6,21 +6,18 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from playground.cli.options import (
-    LogOptions,
-    SamplingOptions,
-    TargetOptions,
-    command,
-    option,
-    split_list,
-)
+import presets
+from engine.errors import ConfigError
+from playground.cli.commands import BenchOptions
+from playground.cli.inputs import limits_of, log_url, sampling_of, split_list
+from playground.cli.loading import loaded_models
+from playground.cli.options import ExperimentOptions
 from playground.cli.streams import (
     EXIT_INTERRUPTED,
     note,
@@ -28,141 +25,33 @@ from playground.cli.streams import (
     write_files,
     write_output,
 )
-
-if TYPE_CHECKING:
-    from playground.experiments.cluster import Workers
-    from playground.experiments.experiment import Experiment
-    from playground.experiments.job import Progress
-    from playground.experiments.measurement import Summary
-    from playground.experiments.plan import Configuration, ExperimentPlan
-    from storage import RunLog
+from playground.cli.tables import tables
+from playground.cli.terminal import Terminal, plain, print_wide, progress_bar
+from playground.experiments.cluster import PoolConfig, Workers, workers
+from playground.experiments.experiment import Experiment
+from playground.experiments.job import Progress, time_left
+from playground.experiments.measurement import Summary
+from playground.experiments.plan import Configuration, ExperimentPlan
+from playground.experiments.prompts import choose_items, find_suite
+from playground.experiments.report.export import FILES, genai_perf_files, json_text, speedup_csv
+from playground.experiments.report.report import read_results, stored_experiment
+from playground.experiments.worker import WorkerConfig
+from playground.host.methods import choose_method
+from storage import RunLog
 
 MAX_SKIPPED = 10
 
 
-@dataclass(kw_only=True)
-class ExperimentOptions(LogOptions, SamplingOptions, TargetOptions):
-    """What `bench` and `sweep` share: the target, the prompts, and where they run."""
-
-    suites: list[str] = option(
-        ["quick"], "Suite or file of prompts; repeatable.", "--suite", metavar="NAME|FILE"
-    )
-    categories: str | None = option(None, "Only these kinds of task: chat,maths.", metavar="A,B")
-    limit_per_category: int | None = option(
-        None, "Maximum number of prompts of each kind of task.", min=1
-    )
-    repeats: int = option(1, "How many times everything is run.", min=1)
-    name: str = option("", "Name of the experiment in the log.")
-    ray: str | None = option(
-        None, "Run on a Ray cluster: local, auto or its address.", metavar="ADDRESS"
-    )
-    workers: int | None = option(None, "Ray workers; default: as many as fit.", min=1)
-    worker_cpus: int | None = option(None, "Cores of a Ray worker; default: a node's.", min=1)
-    worker_gpus: float | None = option(
-        None, "GPUs of a Ray worker; default: 1 where there is one.", min=0.0
-    )
-
-    def shared_plan(self) -> dict[str, Any]:
-        """The part of a plan that these options make.
-
-        Raises ConfigError: a suite or category that is not there.
-        """
-        import presets
-        from playground.experiments.prompts import choose_items, find_suite
-
-        target = presets.resolve(self.target)
-        if target.path is not None:  # so that a resume finds it from any folder
-            target = target.replace(path=str(Path(target.path).absolute()))
-        return {
-            "target": target,
-            "dtype": self.dtype,
-            "items": choose_items(
-                [find_suite(name) for name in self.suites],
-                categories=split_list(self.categories),
-                limit_per_category=self.limit_per_category,
-            ),
-            "repeats": self.repeats,
-            "sampling": self.sampling,
-            "limits": self.limits(),
-        }
-
-    @contextmanager
-    def ray_workers(self, experiment: Experiment) -> Iterator[Workers | None]:
-        """Ray workers with the target loaded; None without Ray.
-
-        Meanwhile, standard output goes to standard error, because Ray prints to it.
-
-        Raises ConfigError: options of workers without --ray.
-        """
-        from engine.errors import ConfigError
-        from playground.cli.terminal import Terminal, plain
-        from playground.experiments.cluster import PoolConfig, workers
-        from playground.experiments.worker import WorkerConfig
-
-        own, plan = (self.workers, self.worker_cpus, self.worker_gpus), experiment.plan
-        if self.ray is None:
-            if any(value is not None for value in own):
-                raise ConfigError("--workers, --worker-cpus and --worker-gpus need --ray ADDRESS.")
-            yield None
-            return
-        pool = PoolConfig(self.ray, *own)
-        config = WorkerConfig(plan.target, plan.dtype, self.log_url, self.device, self.cache_dir)
-        with ExitStack() as stack:
-            stack.enter_context(redirect_stdout(sys.stderr))
-            with Terminal(stderr=True).status(plain(f"starting workers with {plan.target.name}")):
-                running = stack.enter_context(workers(pool, config))
-            for name, device, _ in running.rows():
-                note(f"worker {name}: {device}")
-            yield running
-
-
-@dataclass(kw_only=True)
-class BenchOptions(ExperimentOptions):
-    methods: str | None = option(None, "Methods to measure, by name: ngram,suffix.", metavar="A,B")
-    method: list[str] = option(
-        [],
-        "One more, with its own settings: 'NGram name=short max_draft_len=3'.",
-        metavar="METHOD",
-    )
-    settings: list[str] = option(
-        [], "Change a setting of every method.", "--set", metavar="FIELD=V"
-    )
-    max_new_tokens: int = option(128, "Maximum number of tokens per answer.")
-    resume: str | None = option(None, "Resume a benchmark of the log.", metavar="ID")
-    output: Path | None = option(
-        None,
-        "Write the report here: an HTML page, JSON, CSV tables and genai-perf's files.",
-        metavar="DIR",
-    )
-    as_json: bool = option(False, "Print the report as JSON.", "--json")
-    csv: Path | None = option(None, "Write the speedups as CSV here.", metavar="FILE.csv")
-    save: bool = option(True, "Keep the runs in the run log.", "--save/--no-save")
-
-    def plan(self) -> ExperimentPlan:
-        """Raises ConfigError: naming the option that is wrong."""
-        from playground.experiments.plan import ExperimentPlan
-
-        methods = [*split_list(self.methods), *self.method]
-        configurations = configurations_of(methods, self.settings)
-        return ExperimentPlan.parse({**self.shared_plan(), "configurations": configurations})
-
-
-@command(BenchOptions)
 def bench(options: BenchOptions) -> None:
     """Measure methods against plain decoding over suites of prompts, one request at a time."""
-    from engine.errors import ConfigError
-    from playground.experiments.experiment import Experiment
-    from playground.experiments.report.report import stored_experiment
-    from storage import RunLog
-
     if options.resume and not options.save:
         raise ConfigError("--resume needs the log, which --no-save switches off. Drop one of them.")
     if options.ray and not options.save:
         raise ConfigError("--ray needs a run log that its workers can reach. Drop --no-save.")
-    url = options.log_url if options.save else None
+    url = log_url(options) if options.save else None
     with RunLog.open(url) as log:
         resumed = options.resume
-        plan = stored_experiment(log, resumed)[1].runnable if resumed else options.plan()
+        plan = stored_experiment(log, resumed)[1].runnable if resumed else plan_of(options)
         experiment = Experiment(log, plan, benchmark_id=resumed)
 
         def heading(here: Mapping[str, Any]) -> str:
@@ -181,16 +70,6 @@ def bench(options: BenchOptions) -> None:
 
 
 def _print_report(options: BenchOptions, log: RunLog, benchmark_id: str, summary: Summary) -> None:
-    from playground.cli.tables import tables
-    from playground.cli.terminal import print_wide
-    from playground.experiments.report.export import (
-        FILES,
-        genai_perf_files,
-        json_text,
-        speedup_csv,
-    )
-    from playground.experiments.report.report import read_results
-
     results = read_results(log, benchmark_id)
     if options.as_json:
         write_output(json_text(results) + "\n", None)
@@ -227,10 +106,6 @@ def configurations_of(
 
     Raises ConfigError: an unknown method or field.
     """
-    import presets
-    from playground.experiments.plan import Configuration
-    from playground.host.methods import choose_method
-
     configurations = []
     for name, method, inline in map(_spec, methods):
         config = choose_method(method, [*inline, *settings], report=note)
@@ -246,8 +121,6 @@ def configurations_of(
 
 def _spec(text: str) -> tuple[str, str, list[str]]:
     """Name, method and settings of `method field=value … name=…`."""
-    from engine.errors import ConfigError
-
     try:
         method, *inline = shlex.split(text)
     except ValueError as error:
@@ -259,7 +132,63 @@ def _spec(text: str) -> tuple[str, str, list[str]]:
     return (names or [stem])[-1], method, [i for i in inline if not i.startswith("name=")]
 
 
+def plan_of(options: BenchOptions) -> ExperimentPlan:
+    """Raises ConfigError: naming the option that is wrong."""
+    methods = [*split_list(options.methods), *options.method]
+    configurations = configurations_of(methods, options.settings)
+    return ExperimentPlan.parse({**shared_plan(options), "configurations": configurations})
+
+
+def shared_plan(options: ExperimentOptions) -> dict[str, Any]:
+    """The part of a plan that these options make.
+
+    Raises ConfigError: a suite or category that is not there.
+    """
+    target = presets.resolve(options.target)
+    if target.path is not None:  # so that a resume finds it from any folder
+        target = target.replace(path=str(Path(target.path).absolute()))
+    return {
+        "target": target,
+        "dtype": options.dtype,
+        "items": choose_items(
+            [find_suite(name) for name in options.suites],
+            categories=split_list(options.categories),
+            limit_per_category=options.limit_per_category,
+        ),
+        "repeats": options.repeats,
+        "sampling": sampling_of(options),
+        "limits": limits_of(options),
+    }
+
+
 # ---- running
+
+
+@contextmanager
+def ray_workers(options: ExperimentOptions, experiment: Experiment) -> Iterator[Workers | None]:
+    """Ray workers with the target loaded; None without Ray.
+
+    Meanwhile, standard output goes to standard error, because Ray prints to it.
+
+    Raises ConfigError: options of workers without --ray.
+    """
+    own, plan = (options.workers, options.worker_cpus, options.worker_gpus), experiment.plan
+    if options.ray is None:
+        if any(value is not None for value in own):
+            raise ConfigError("--workers, --worker-cpus and --worker-gpus need --ray ADDRESS.")
+        yield None
+        return
+    pool = PoolConfig(options.ray, *own)
+    config = WorkerConfig(
+        plan.target, plan.dtype, log_url(options), options.device, options.cache_dir
+    )
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        with Terminal(stderr=True).status(plain(f"starting workers with {plan.target.name}")):
+            running = stack.enter_context(workers(pool, config))
+        for name, device, _ in running.rows():
+            note(f"worker {name}: {device}")
+        yield running
 
 
 def run_experiment(
@@ -274,16 +203,13 @@ def run_experiment(
     Args:
         heading: makes the text printed at the start from the environment.
     """
-    from playground.cli.terminal import Terminal, progress_bar
-    from playground.experiments.job import time_left
-
     plan = experiment.plan
     with ExitStack() as stack:
         measure: Callable[[], Summary]
-        if (workers := stack.enter_context(options.ray_workers(experiment))) is not None:
+        if (workers := stack.enter_context(ray_workers(options, experiment))) is not None:
             here, measure = workers.environment, partial(experiment.measure_on, workers)
         else:
-            models = stack.enter_context(options.models(plan.target, plan.dtype))
+            models = stack.enter_context(loaded_models(options, plan.target, plan.dtype))
             bench = models.build_context()
             here, measure = bench.target.environment(), partial(experiment.measure, bench)
         if resume:

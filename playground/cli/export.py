@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import presets
 from engine.errors import ConfigError
 from engine.safe_text import read_text
-from playground.cli.options import (
-    METHOD_HELP,
-    REQUIRED,
-    LogOptions,
-    MethodOptions,
-    argument,
-    command,
-    option,
-)
+from playground.cli.commands import ExportOptions, ImportOptions
+from playground.cli.inputs import open_log
+from playground.cli.loading import method_of
 from playground.cli.streams import echo, note, read_stdin, write_files, write_output
-
-if TYPE_CHECKING:
-    from playground.export import ExportSource
-
-NAMES = "trtllm, vllm, sglang, triton, llamacpp, transformers, mlx or ollama."
+from playground.deploy import find_engine
+from playground.export import ExportSource, export_source, method_yaml, run_source
+from playground.host.methods import read_method
 
 
-@dataclass(kw_only=True)
-class ExportOptions(LogOptions, MethodOptions):
-    to: str = option(REQUIRED, NAMES)
-    run: str | None = option(None, "Run of the log: its method and target.", metavar="ID")
-    method: str = option("", METHOD_HELP)
-    target: str | None = option(
-        None, "Target: preset, path or hub id; default: the run's or method's."
-    )
-    part: str = option(
-        "whole", "Of a combination, one of its methods: retrieval or model.", metavar="PART"
-    )
-    engine_version: str = option("", "Release of the engine; default: the newest stable one known.")
-    output: Path | None = option(None, "Write the files here.", metavar="DIR")
-
-
-@dataclass(kw_only=True)
-class ImportOptions:
-    file: str = argument(REQUIRED, "The config; - reads it from stdin.")
-    source: str = option(REQUIRED, NAMES, "--from")
-    output: Path | None = option(None, "Write the method here.", metavar="FILE.yaml")
-
-
-@command(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write the config of another engine for a method, and report what is lost."""
-    from playground.deploy import find_engine
-    from playground.export import export_source
-
     engine = find_engine(options.to)
     exported = export_source(
         _source(options).part(options.part), options.to, options.engine_version
@@ -76,30 +41,23 @@ def export(options: ExportOptions) -> None:
 
 def _source(options: ExportOptions) -> ExportSource:
     """The method on its target, from a run or from the command line."""
-    import presets
-    from playground.export import ExportSource, run_source
-
     if options.run is not None and not options.method:
         if options.settings or options.drafter is not None:
             raise ConfigError("--set and --drafter change a --method; a run is exported as it was.")
-        with options.open_log() as log:
+        with open_log(options) as log:
             source = run_source(log, options.run)
         return dataclasses.replace(source, target=options.target or source.target)
     if not options.method or options.run is not None:
         raise ConfigError("Give either --run ID or --method METHOD.")
-    config = options.config()
+    config = method_of(options)
     preset = presets.methods().get(options.method)
     made_for = preset.target if preset is not None else None
     target = options.target or made_for or next(iter(presets.targets()))
     return ExportSource(config, target, type(config).title)
 
 
-@command(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Read another engine's config as a method file for `generate --method`."""
-    from playground.export import method_yaml
-    from playground.host.methods import read_method
-
     text = read_stdin() if options.file == "-" else read_text(Path(options.file))
     config, remarks = read_method(text, options.source)
     write_output(method_yaml(config, options.source), options.output)

@@ -5,24 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+import presets
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError, PromptError
 from engine.formats import plural
+from engine.model.target import Target
 from engine.safe_text import json_text
-from playground.cli.options import (
-    METHOD_HELP,
-    LogOptions,
-    MethodOptions,
-    SamplingOptions,
-    TargetOptions,
-    argument,
-    command,
-    option,
-)
+from playground.cli.commands import GenerateOptions
+from playground.cli.inputs import limits_of, log_url, sampling_of
+from playground.cli.loading import loaded_models, method_of
 from playground.cli.streams import (
     EXIT_INTERRUPTED,
     as_output,
@@ -32,51 +26,15 @@ from playground.cli.streams import (
     write_files,
     write_output,
 )
-
-if TYPE_CHECKING:
-    from engine.drafters.method import MethodConfig
-    from engine.model.target import Target
-    from playground.host.live import LiveRun
-    from playground.host.recording import Prompt
-    from storage import RunDetail, StoredRun
+from playground.host.live import LiveRun
+from playground.host.recording import Prompt, decode_and_record
+from playground.host.result import bypass_sentence, drafting_sentence, figure_texts, remarks
+from playground.host.trace import jsonl_trace
+from storage import RunDetail, RunLog, StoredRun
 
 
-@dataclass(kw_only=True)
-class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions):
-    method: str = option("Autoregressive", METHOD_HELP)
-    prompt: str | None = argument(None, "The prompt; - reads it from stdin.")
-    prompt_ids: str | None = option(None, "The prompt as token ids: 1,2,3.", metavar="IDS")
-    raw: bool = option(False, "Continue the prompt as it is, without a chat template.", "--raw")
-    system: str | None = option(None, "System prompt of the chat.")
-    stop: list[str] = option([], "End the text at this string, which is left out.")
-    stop_token_id: list[int] = option([], "End the text at this token, which is left out.")
-    as_json: bool = option(False, "Print one JSON object instead of the text.", "--json")
-    trace: Path | None = option(
-        None,
-        "Write every step to this file; drafts are as set, unless --set drafting=auto.",
-        metavar="FILE.jsonl",
-    )
-    save: bool = option(True, "Keep the run in the run log.", "--save/--no-save")
-
-    def config(self) -> MethodConfig:
-        """As `MethodOptions`; notes that a preset is made for another target, before loading."""
-        import presets
-
-        preset = presets.methods().get(self.method)
-        own = preset and preset.target
-        if own and own not in presets.same_model(presets.resolve(self.target)):
-            note(f"note: {self.method} is made for another target: --target {own}.")
-        config = MethodOptions.config(self)
-        # A trace shows what a method drafts, on any machine the same.
-        is_set = any(setting.startswith("drafting=") for setting in self.settings)
-        return config if is_set or self.trace is None else config.replace(drafting="as set")
-
-
-@command(GenerateOptions)
 def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
-    from playground.host.trace import jsonl_trace
-
     printed: list[str] = []
     stored = _decode(options, printed)
     if options.as_json:
@@ -91,25 +49,21 @@ def generate(options: GenerateOptions) -> None:
 
 def _decode(options: GenerateOptions, printed: list[str]) -> StoredRun:
     """The run, which Ctrl+C ends early; `printed` gets the pieces of text that were streamed."""
-    import presets
-    from playground.host.live import LiveRun
-    from playground.host.recording import decode_and_record
-    from storage import RunLog
-
     stops = {"stop": tuple(options.stop), "stop_token_ids": tuple(options.stop_token_id)}
-    config, sampling, limits = options.config(), options.sampling, options.limits(**stops)
+    config, sampling = _method(options), sampling_of(options)
+    limits = limits_of(options, **stops)
     # A stop string is left out of the text, so that what is decoded may not belong to it.
     run, streams = LiveRun(owner=""), not options.as_json and not limits.stop
     if options.trace:  # a file that cannot be written is refused before the run
         write_files(options.trace.parent, {options.trace.name: ""})
     with ExitStack() as stack:
         spec = presets.resolve(options.target)
-        models = stack.enter_context(options.models(spec, options.dtype))
+        models = stack.enter_context(loaded_models(options, spec, options.dtype))
         target, drafter = models.build_context().target, models.drafter(config)
         for remark in (*target.notes, *drafter.notes):
             note(remark)
         prompt = _prompt(options, target)
-        log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
+        log = stack.enter_context(RunLog.open(log_url(options) if options.save else None))
         stopped = stack.enter_context(until_interrupt())
         decode_and_record(
             log,
@@ -126,6 +80,18 @@ def _decode(options: GenerateOptions, printed: list[str]) -> StoredRun:
         stored = log.read_whole(run.log_id or "")
     assert stored is not None
     return stored
+
+
+def _method(options: GenerateOptions) -> MethodConfig:
+    """As `method_of`; notes that a preset is made for another target, before loading."""
+    preset = presets.methods().get(options.method)
+    own = preset and preset.target
+    if own and own not in presets.same_model(presets.resolve(options.target)):
+        note(f"note: {options.method} is made for another target: --target {own}.")
+    config = method_of(options)
+    # A trace shows what a method drafts, on any machine the same.
+    is_set = any(setting.startswith("drafting=") for setting in options.settings)
+    return config if is_set or options.trace is None else config.replace(drafting="as set")
 
 
 def _print_new(run: LiveRun, printed: list[str]) -> None:
@@ -145,8 +111,6 @@ def _json(run: RunDetail, *, is_saved: bool) -> str:
 
 def _print_rest(run: RunDetail, printed: Sequence[str], *, is_saved: bool) -> None:
     """Print the text after the pieces that were printed, and the figures."""
-    from playground.host.result import bypass_sentence, drafting_sentence
-
     write_output(run.text.removeprefix("".join(printed)) + "\n", None)
     note(_figures(run) + (f" · run {run.id}" if is_saved else ""))
     for sentence in (bypass_sentence, drafting_sentence):
@@ -155,8 +119,6 @@ def _print_rest(run: RunDetail, printed: Sequence[str], *, is_saved: bool) -> No
 
 
 def _figures(run: RunDetail) -> str:
-    from playground.host.result import figure_texts, remarks
-
     texts, tokens = figure_texts(run.metrics), plural(run.num_new_tokens, "token")
     figures = [
         f"{run.method_title}{'' if run.lossless else ' (lossy)'}",
@@ -171,9 +133,6 @@ def _figures(run: RunDetail) -> str:
 
 def _prompt(options: GenerateOptions, target: Target) -> Prompt:
     """Raises PromptError, ConfigError: the prompt is missing, or its ids are malformed."""
-    from engine.errors import ConfigError, PromptError
-    from playground.host.recording import Prompt
-
     if options.prompt_ids is not None:
         if options.prompt is not None:
             raise PromptError("Give either a prompt or --prompt-ids, not both.")

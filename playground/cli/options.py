@@ -1,40 +1,38 @@
 """Options of the command line, each declared once, as dataclasses that commands combine.
 
-    @dataclass(kw_only=True)
-    class GenerateOptions(ModelOptions, SamplingOptions): ...
+    @command(app, "generate", "generate:generate")
+    class GenerateOptions(ModelOptions, SamplingOptions):
+        "Generate from one prompt and print the text as it is decoded."
 
-    @app.command()
-    @command(GenerateOptions)
-    def generate(options: GenerateOptions) -> None: ...
-
-A field made by `option` or `argument` is a parameter of the command. Nothing heavy is imported,
-so that `--help` answers at once.
+A field made by `option` or `argument` is a parameter of the command; the docstring is its help.
+Nothing heavy is imported here, so that `--help` answers at once: the module of a command is
+imported when the command runs.
 """
 
 from __future__ import annotations
 
+import errno
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import io
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
-from engine.safe_text import read_text
-from playground.cli.streams import note
+from engine.errors import PlaygroundError
+from engine.safe_text import as_text, disk_is_full, write_error_text
+from playground.cli.streams import EXIT_INTERRUPTED, note
 
-if TYPE_CHECKING:
-    from engine.config import Limits, Sampling
-    from engine.drafters.method import MethodConfig
-    from engine.model.sources import TargetSpec
-    from playground.host.models import Models
-    from storage import RunLog
-
+EXIT_USER_ERROR = 2
 EMBEDDED = "smollm2-135m-instruct"
 Options = TypeVar("Options")
-
 REQUIRED: Any = MISSING
 METHOD_HELP = "Method: preset, FILE.yaml (ours or TensorRT-LLM's) or decoding type."
 
@@ -55,33 +53,80 @@ def _field(default: Any, parameter: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def command(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Turn a function of an options dataclass into a command whose parameters are its fields."""
-    hints = get_type_hints(options)
+@dataclass_transform(kw_only_default=True)
+def command(app: typer.Typer, name: str, where: str) -> Callable[[type[Options]], type[Options]]:
+    """Decorates options of a command that calls `module:function` of this package with them."""
 
-    def parameter(one: Any) -> inspect.Parameter:
-        value = one.default_factory() if one.default_factory is not MISSING else one.default
-        default = inspect.Parameter.empty if value is MISSING else value
-        kind = inspect.Parameter.KEYWORD_ONLY
-        hint = Annotated[hints[one.name], one.metadata["typer"]]  # type: ignore[valid-type]
-        return inspect.Parameter(one.name, kind, default=default, annotation=hint)
+    def decorate(cls: type[Options]) -> type[Options]:
+        options = dataclass(kw_only=True)(cls)
 
-    def decorate(run: Callable[[Options], None]) -> Callable[..., None]:
         def call(**values: Any) -> None:
-            run(options(**values))
+            call_command(where, options(**values))
 
-        call.__name__, call.__doc__ = run.__name__, run.__doc__
-        parameters = [parameter(one) for one in fields(options)]  # type: ignore[arg-type]
+        hints = get_type_hints(options)
+        parameters = [_parameter(one, hints[one.name]) for one in fields(options)]  # type: ignore[arg-type]
+        call.__doc__ = cls.__doc__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in parameters}
-        return call
+        app.command(name)(call)
+        return options
 
     return decorate
 
 
-def split_list(text: str | None) -> tuple[str, ...]:
-    """The items of `a,b`."""
-    return tuple(part for item in (text or "").split(",") if (part := item.strip()))
+def call_command(where: str, options: object) -> None:
+    """Import `module:function` of this package, and call it."""
+    module, _, function = where.partition(":")
+    getattr(import_module(f"playground.cli.{module}"), function)(options)
+
+
+def _parameter(one: Any, hint: Any) -> inspect.Parameter:
+    value = one.default_factory() if one.default_factory is not MISSING else one.default
+    default = inspect.Parameter.empty if value is MISSING else value
+    annotation = Annotated[hint, one.metadata["typer"]]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(one.name, kind, default=default, annotation=annotation)
+
+
+class CommandGroup(TyperGroup):
+    """Reports the playground's own errors as one sentence on stderr."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            for argument in ctx.args:
+                as_text(argument, what=f"The argument {argument[:40]!r}")
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # raises here if the disk is full, so that it is reported
+            return result
+        except KeyboardInterrupt as error:
+            note("Stopped.")
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader has closed the pipe
+                raise
+            # Else Python flushes to the failed stream again at exit.
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            what = error.filename or "The output"
+            full = disk_is_full(error)
+            reason = (
+                write_error_text(what, error) if full else f"{what}: {error.strerror or error}."
+            )
+            note(f"error: {reason:.2000}")
+            raise typer.Exit(EXIT_USER_ERROR) from error
+        except Exception as error:
+            storage = sys.modules.get("storage")  # not imported here: --help does without it
+            of_storage = (storage.StorageError,) if storage else ()
+            if not isinstance(error, (PlaygroundError, *of_storage)):
+                raise
+            note(f"error: {error!s:.2000}")
+            raise typer.Exit(EXIT_USER_ERROR) from error
+
+
+# ---- options that several commands have
 
 
 @dataclass(kw_only=True)
@@ -94,33 +139,9 @@ class DeviceOptions:
     )
     cache_dir: Path | None = option(None, "Where fetched weights are kept.", metavar="DIR")
 
-    @property
-    def cache(self) -> Path:
-        from playground.host import paths
-
-        return self.cache_dir or paths.cache_dir()
-
-    @contextmanager
-    def models(self, spec: TargetSpec, dtype: str) -> Iterator[Models]:
-        """The loaded target and its drafters; freed at the end."""
-        import presets
-        from playground.cli.terminal import Terminal, plain
-        from playground.host.models import Models
-
-        models = Models(cache_dir=self.cache, device=self.device, resolve=presets.resolve)
-        try:
-            with Terminal(stderr=True).status(plain(f"loading {spec.name}")) as status:
-                tell = lambda message, _: status.update(plain(message))  # noqa: E731
-                models.target(spec, dtype, tell)
-            yield models
-        finally:
-            models.close()
-
 
 @dataclass(kw_only=True)
 class TargetOptions(DeviceOptions):
-    """The target and its device."""
-
     target: str = option(EMBEDDED, "Target: preset, local folder, .gguf file or hub id.")
     dtype: str = option("auto", "auto, float32, bfloat16, float16, q8 or q4.")
 
@@ -134,12 +155,6 @@ class MethodOptions:
     drafter: str | None = option(
         None, "Drafter weights: folder, hub id or preset; or module:Class."
     )
-
-    def config(self) -> MethodConfig:
-        """Raises ConfigError: an unknown method or setting."""
-        from playground.host.methods import choose_method
-
-        return choose_method(self.method, self.settings, self.drafter, report=note)
 
 
 @dataclass(kw_only=True)
@@ -162,48 +177,47 @@ class SamplingOptions:
         None, "Lark or GBNF grammar the text must follow: FILE, or itself.", metavar="FILE|TEXT"
     )
 
-    @property
-    def sampling(self) -> Sampling:
-        """Raises ConfigError: a value is out of range, or a file cannot be read."""
-        from engine.config import Sampling
-
-        names = ("temperature", "top_k", "top_p", "min_p", "verification", "seed")
-        return Sampling.parse({name: getattr(self, name) for name in names} | self._structure())
-
-    def _structure(self) -> dict[str, str]:
-        """The settings of structured output, if any."""
-        from engine.errors import ConfigError
-
-        named = ("json_schema", "regex", "grammar")
-        values = {name: text for name in named if (text := getattr(self, name)) is not None}
-        if len(values) > 1:
-            raise ConfigError("Give one of --json-schema, --regex and --grammar.")
-        for kind, text in values.items():
-            is_inline = kind == "regex" or ("{" if kind == "json_schema" else ":") in text
-            grammar = text if is_inline else read_text(Path(text))
-            return {"structured_output": kind, "grammar": grammar}
-        return {}
-
-    def limits(self, **more: Any) -> Limits:
-        """Raises ConfigError: a value is out of range."""
-        from engine.config import Limits
-
-        own = {"max_new_tokens": self.max_new_tokens, "ignore_eos": self.ignore_eos}
-        return Limits.parse({**own, **more})
-
 
 @dataclass(kw_only=True)
 class LogOptions:
     db: str | None = option(None, "Run log: a SQLite file or a PostgreSQL URL.", metavar="URL")
 
-    @property
-    def log_url(self) -> str:
-        from playground.host import paths
 
-        return self.db or str(paths.run_log())
+@dataclass(kw_only=True)
+class ExperimentOptions(LogOptions, SamplingOptions, TargetOptions):
+    """What `bench` and `sweep` share: the target, the prompts, and where they run."""
 
-    def open_log(self) -> RunLog:
-        """A context manager, as every `RunLog`."""
-        from storage import RunLog
+    suites: list[str] = option(
+        ["quick"], "Suite or file of prompts; repeatable.", "--suite", metavar="NAME|FILE"
+    )
+    categories: str | None = option(None, "Only these kinds of task: chat,maths.", metavar="A,B")
+    limit_per_category: int | None = option(
+        None, "Maximum number of prompts of each kind of task.", min=1
+    )
+    repeats: int = option(1, "How many times everything is run.", min=1)
+    name: str = option("", "Name of the experiment in the log.")
+    ray: str | None = option(
+        None, "Run on a Ray cluster: local, auto or its address.", metavar="ADDRESS"
+    )
+    workers: int | None = option(None, "Ray workers; default: as many as fit.", min=1)
+    worker_cpus: int | None = option(None, "Cores of a Ray worker; default: a node's.", min=1)
+    worker_gpus: float | None = option(
+        None, "GPUs of a Ray worker; default: 1 where there is one.", min=0.0
+    )
 
-        return RunLog.open(self.log_url)
+
+@dataclass(kw_only=True)
+class FilterOptions(LogOptions):
+    """Which runs of the log."""
+
+    search: str = option("", "Text in the prompt, name, note, method or target, ignoring case.")
+    status: str | None = option(
+        None, "completed, cancelled, failed, interrupted, running, or deleted: hidden until erased."
+    )
+    filters: list[str] = option(
+        [],
+        "Only these, such as target=NAME, method_title=TITLE, tag=TAG or label:KEY=VALUE; "
+        "repeatable.",
+        "--filter",
+        metavar="FIELD=VALUE",
+    )

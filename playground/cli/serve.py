@@ -1,51 +1,26 @@
-"""`specdec serve`, `triton` and `doctor`, and the lists `models` and `methods`."""
+"""`specdec serve` and `triton`."""
 
 from __future__ import annotations
 
+import logging
 import secrets
-from dataclasses import dataclass, replace
+import threading
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
-from playground.cli.options import DeviceOptions, LogOptions, command, option
+from playground.cli.commands import ServeOptions, TritonOptions
+from playground.cli.inputs import cache_of, log_url, open_log
 from playground.cli.streams import echo
+from playground.experiments.prompts import known_suites
+from playground.host.catalog import Catalog, catalog_within
+from playground.host.runner import EngineHost
+from playground.web.access import Access
+from playground.web.server import serve as serve_page
+from playground.web.server import with_own_drafters
 
 
-@dataclass(kw_only=True)
-class ServeOptions(LogOptions, DeviceOptions):
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(7860, "Port to listen on.", min=1, max=65535)
-    allowed_host: list[str] = option(
-        [], "Another host name by which the page may be reached.", metavar="NAME"
-    )
-    api_key: str = option(
-        "",
-        "Key for programs that call the endpoints; without it, none is needed on loopback.",
-        envvar="PLAYGROUND_API_KEY",
-    )
-    no_token: bool = option(False, "Require no token; on loopback only.", "--no-token")
-    drafter: list[str] = option(
-        [], "Offer your own drafter on the page: module:Class.", metavar="M:C"
-    )
-    target: list[str] = option(
-        [], "Offer another target on the page: local folder, .gguf file or hub id."
-    )
-    allow_path: list[str] = option(
-        [], "Drafters and corpora that the page may name: folder, file or hub id.", metavar="PATH"
-    )
-    ray: list[str] = option(
-        [], "Offer a Ray cluster to experiments, besides this machine.", metavar="ADDRESS"
-    )
-
-
-@command(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve the page."""
-    import logging
-
-    from playground.experiments.prompts import known_suites
-    from playground.host.catalog import Catalog, catalog_within
-    from playground.web.access import Access
-    from playground.web.server import serve, with_own_drafters
-
     token: dict[str, None] = {"token": None} if options.no_token else {}
     access = Access(
         options.host.strip("[]"),
@@ -59,11 +34,11 @@ def serve(options: ServeOptions) -> None:
     clusters = tuple(dict.fromkeys([*shipped.clusters, *options.ray]))
     catalog = replace(shipped, suites=known_suites(), clusters=clusters)
     catalog = with_own_drafters(catalog, options.drafter)
-    serve(
+    serve_page(
         access=access,
         port=options.port,
-        db=options.log_url,
-        cache_dir=options.cache,
+        db=log_url(options),
+        cache_dir=cache_of(options),
         device=options.device,
         catalog=catalog_within(
             catalog,
@@ -74,31 +49,10 @@ def serve(options: ServeOptions) -> None:
     )
 
 
-@dataclass(kw_only=True)
-class TritonOptions(LogOptions, DeviceOptions):
-    model: str = option("ensemble", "TARGET or TARGET:METHOD; default: the page's first choice.")
-    host: str = option("127.0.0.1", "Address to listen on.")
-    http_port: int = option(8000, "Port of HTTP.", min=1, max=65535)
-    grpc_port: int = option(8001, "Port of gRPC.", min=1, max=65535)
-    metrics_port: int = option(8002, "Port of Triton's own metrics.", min=1, max=65535)
-    api_key: str = option(
-        "",
-        "Key for generation over HTTP and gRPC; without it, gRPC needs none on loopback.",
-        envvar="PLAYGROUND_API_KEY",
-    )
-    no_token: bool = option(False, "Require no key over HTTP; on loopback only.", "--no-token")
-
-
-@command(TritonOptions)
 def triton(options: TritonOptions) -> None:
     """Serve the engine behind Triton, HTTP and gRPC (needs the extra triton)."""
-    import threading
-    from contextlib import ExitStack, suppress
-
+    # Triton's libraries are an extra.
     from playground.api.triton_server import KEY_HEADER, TritonAccess, triton_server
-    from playground.host.catalog import Catalog
-    from playground.host.runner import EngineHost
-    from playground.web.access import Access
 
     token: dict[str, None] = {"token": None} if options.no_token else {}
     access = Access(options.host.strip("[]"), (), **token)
@@ -113,8 +67,10 @@ def triton(options: TritonOptions) -> None:
         open_grpc=is_open,
     )
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        log = stack.enter_context(options.open_log())
-        host = EngineHost(log, Catalog.shipped(), cache_dir=options.cache, device=options.device)
+        log = stack.enter_context(open_log(options))
+        host = EngineHost(
+            log, Catalog.shipped(), cache_dir=cache_of(options), device=options.device
+        )
         stack.callback(host.close, 1.0)
         stack.enter_context(triton_server(host, options.model, triton_access))
         ports = (
@@ -125,44 +81,3 @@ def triton(options: TritonOptions) -> None:
             what = "generate over HTTP" if triton_access.open_grpc else "generate"
             echo(f"To {what}, send the header  {KEY_HEADER}: {triton_access.key}")
         threading.Event().wait()
-
-
-@command(DeviceOptions)
-def doctor(options: DeviceOptions) -> None:
-    """Check how well this machine is set up for decoding."""
-    from playground.host.doctor import diagnose
-
-    for line in diagnose(options.cache, options.device).lines:
-        echo(line)
-
-
-def models() -> None:
-    """List the target presets."""
-    import presets
-
-    for spec in presets.targets().values():
-        wheel = spec.wheel and f"wheel {spec.wheel.package}"
-        where = spec.hub or spec.path or wheel or "random weights, made on first use"
-        echo(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
-    echo("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
-
-
-def methods() -> None:
-    """List the drafting methods, their settings and their presets."""
-    import json
-
-    import presets
-    from engine.drafters import methods as decoding_types
-
-    for name, cls in decoding_types().items():
-        echo(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
-        for key, setting in cls.model_fields.items():
-            if key != "decoding_type":
-                default = json.dumps(setting.get_default(), default=str)
-                short = default if len(default) <= 24 else default[:21] + "..."
-                about = ": ".join(filter(None, (setting.title, setting.description)))
-                echo(f"{'':4}{key:32}{short:26}{about}")
-    echo("\nPresets:")
-    for preset in presets.methods().values():
-        belongs = f" for {preset.target}" if preset.target else ""
-        echo(f"  {preset.name:24}{preset.title}{belongs}")

@@ -3,95 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from playground.cli.bench import ExperimentOptions, run_experiment
-from playground.cli.options import METHOD_HELP, MethodOptions, command, option
+import presets
+from engine.errors import ConfigError
+from playground.cli.bench import run_experiment, shared_plan
+from playground.cli.commands import SweepOptions
+from playground.cli.inputs import open_log
+from playground.cli.loading import method_of
 from playground.cli.streams import EXIT_INTERRUPTED, note, write_files, write_output
-
-if TYPE_CHECKING:
-    from playground.experiments.plan import SweepPlan
-    from playground.experiments.sweep.report import SweepResults
-
-
-@dataclass(kw_only=True)
-class SweepOptions(ExperimentOptions, MethodOptions):
-    """Options of `sweep`."""
-
-    method: str = option("", METHOD_HELP)
-    vary: list[str] = option(
-        [],
-        "Setting to vary: f=1:16, f=1:16:3, f=1:64:log or f=a,b; repeatable.",
-        metavar="FIELD=RANGE",
-    )
-    trials: int | None = option(
-        None, "Number of combinations that the search measures; default 20.", min=1
-    )
-    grid: bool = option(False, "Measure all combinations.", "--grid")
-    objective: str = option("speedup", "What to maximise: speedup or mat.")
-    settings: list[str] = option(
-        [], "Change a setting that is not varied.", "--set", metavar="FIELD=VALUE"
-    )
-    limit_per_category: int | None = option(
-        1, "Maximum number of prompts of each kind of task.", min=1
-    )
-    max_new_tokens: int = option(64, "Maximum number of tokens per answer.")
-    seed: int = option(0, "Seed of the search and of every random draw.")
-    resume: str | None = option(None, "Resume a sweep of the log.", metavar="ID")
-    output: Path | None = option(None, "Write the best settings here.", metavar="FILE.yaml")
-    as_json: bool = option(False, "Print everything as JSON.", "--json")
-
-    def plan(self) -> SweepPlan:
-        """Raises ConfigError: naming the option that is wrong."""
-        import presets
-        from engine.errors import ConfigError
-        from playground.experiments.plan import Configuration, SweepPlan
-        from playground.experiments.space import OptunaSearch
-
-        if self.grid and self.trials is not None:
-            raise ConfigError(
-                "--grid measures all combinations, so it takes no --trials. Drop one."
-            )
-        if not self.method or not self.vary:
-            raise ConfigError(
-                "Say what to sweep, such as --method ngram --vary max_draft_len=1:16, or go on "
-                "with a sweep by --resume ID."
-            )
-        base = self.config()
-        preset = presets.methods().get(self.method)
-        title = type(base).title if preset is None else preset.title
-        search = {
-            "varied": self.vary,
-            "objective": self.objective,
-            "mode": "grid" if self.grid else "search",
-            **({} if self.trials is None else {"trials": self.trials}),
-            "seed": self.seed,
-        }
-        return SweepPlan.parse(
-            {
-                **self.shared_plan(),
-                "chooser": OptunaSearch.parse(search),
-                "configurations": [Configuration(self.method, title, base)],
-            }
-        )
+from playground.cli.terminal import print_wide, table
+from playground.experiments.plan import Configuration, SweepPlan
+from playground.experiments.space import OptunaSearch
+from playground.experiments.sweep.report import SweepResults, SweepStore
+from playground.experiments.sweep.search import Sweep
 
 
-@command(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
-    from engine.errors import ConfigError
-    from playground.experiments.sweep.report import SweepStore
-    from playground.experiments.sweep.search import Sweep
-
     if options.resume and options.trials is not None:
         raise ConfigError("--resume completes the plan of the log, so it takes no --trials.")
-    with options.open_log() as log:
+    with open_log(options) as log:
         store, resumed = SweepStore(log), options.resume
-        plan = store.stored_sweep(resumed)[1] if resumed else options.plan()
+        plan = store.stored_sweep(resumed)[1] if resumed else _plan(options)
         experiment = Sweep(store, plan, benchmark_id=resumed)
 
         def heading(here: Mapping[str, Any]) -> str:
@@ -104,9 +40,35 @@ def sweep(options: SweepOptions) -> None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _print_results(options: SweepOptions, results: SweepResults) -> None:
-    from playground.cli.terminal import print_wide, table
+def _plan(options: SweepOptions) -> SweepPlan:
+    """Raises ConfigError: naming the option that is wrong."""
+    if options.grid and options.trials is not None:
+        raise ConfigError("--grid measures all combinations, so it takes no --trials. Drop one.")
+    if not options.method or not options.vary:
+        raise ConfigError(
+            "Say what to sweep, such as --method ngram --vary max_draft_len=1:16, or go on "
+            "with a sweep by --resume ID."
+        )
+    base = method_of(options)
+    preset = presets.methods().get(options.method)
+    title = type(base).title if preset is None else preset.title
+    search = {
+        "varied": options.vary,
+        "objective": options.objective,
+        "mode": "grid" if options.grid else "search",
+        **({} if options.trials is None else {"trials": options.trials}),
+        "seed": options.seed,
+    }
+    return SweepPlan.parse(
+        {
+            **shared_plan(options),
+            "chooser": OptunaSearch.parse(search),
+            "configurations": [Configuration(options.method, title, base)],
+        }
+    )
 
+
+def _print_results(options: SweepOptions, results: SweepResults) -> None:
     if options.as_json:
         write_output(results.json_text() + "\n", None)
     else:
