@@ -19,7 +19,7 @@ from engine.tuning.replay import replay
 from engine.tuning.timing import time_drafts
 from playground.deploy import ENGINES, export_method
 from playground.host.catalog import Catalog
-from playground.host.controls import controls_of
+from playground.host.controls import fields_of
 from playground.trees.methods import tree_method
 from storage import RunLog, RunQuery
 from tests.engine.drafters.judges import write
@@ -45,8 +45,8 @@ def test_it_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
     catalog = Catalog.shipped()
     target = next(iter(catalog.targets))
     assert "type:Successor" in [key for _, key in catalog.method_choices(target)]
-    controls = controls_of(methods()["Successor"].parse({}))
-    assert "successor_choices" in [control.name for control in controls]
+    kinds = {control.name: control.kind for control in fields_of(methods()["Successor"]).values()}
+    assert kinds["successor_choices"] == "tree"
     method = tree_method(catalog, "type:Successor", target)
     assert method.kind == "tree" and len(method.tree) == 3
 

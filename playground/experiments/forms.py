@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -15,13 +15,12 @@ from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
 from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.host.catalog import TYPE_PREFIX, Catalog, stored_config
-from playground.host.controls import changed_controls, settings_from
+from playground.host.controls import changed_by, from_controls, values_of
 from playground.host.request import (
     DTYPES,
     MAX_PROMPT_CHARS,
     MAX_SYSTEM_CHARS,
     Mode,
-    config_of,
     read_dtype,
     require_prompt,
 )
@@ -39,7 +38,7 @@ ABOUT_REPEATS = "runs of each prompt; more repeats narrow the interval"
 
 
 class ExperimentForm(Settings):
-    """Fields of all forms; settings are raw values of their controls."""
+    """Fields of all forms."""
 
     target: str
     dtype: str
@@ -50,7 +49,7 @@ class ExperimentForm(Settings):
 
 
 class ConfigurationForm(Settings):
-    """A method's key, and the values of its controls.
+    """A method's key, and those values of its controls that differ from its own settings.
 
     Attributes:
         name: None = the method's title.
@@ -72,7 +71,7 @@ class ConfigurationForm(Settings):
     def read(self, catalog: Catalog) -> Configuration:
         """Raises ConfigError: there is no such method, or it refuses a setting."""
         method = catalog.method(self.method)
-        config = config_of(method, self.settings)
+        config = changed_by(method.config, self.settings)
         return Configuration(self.name or method.title, method.title, config)
 
 
@@ -80,15 +79,15 @@ class ConfigurationsForm(ExperimentForm):
     """What benchmarks and comparisons share."""
 
     configurations: list[ConfigurationForm] = Field(min_length=1, max_length=MAX_PER_BENCHMARK)
-    limits: dict[str, Any] = {}
-    sampling: dict[str, Any] = {}
+    limits: Annotated[Limits, from_controls(LIMITS)] = LIMITS
+    sampling: Annotated[Sampling, from_controls(Sampling())] = Sampling()
 
     def shared(self, catalog: Catalog) -> dict[str, Any]:
         return {
             **super().shared(catalog),
             "configurations": [one.read(catalog) for one in self.configurations],
-            "limits": settings_from(Limits, {**LIMITS.model_dump(), **self.limits}),
-            "sampling": settings_from(Sampling, self.sampling),
+            "limits": self.limits,
+            "sampling": self.sampling,
         }
 
 
@@ -110,22 +109,21 @@ class Extent(Settings):
 
 class BenchmarkForm(ConfigurationsForm):
     suites: list[str]
-    extent: dict[str, Any] = {}
+    extent: Annotated[Extent, from_controls(Extent())] = Extent()
 
     def plan(self, catalog: Catalog, suites: Mapping[str, PromptSuite]) -> ExperimentPlan:
         """`suites` are those on offer; raises ConfigError, naming what is wrong."""
         keys = list(dict.fromkeys(self.suites))
         if not keys:
             raise ConfigError("No suite is selected. Select one, or add a file of prompts.")
-        extent = settings_from(Extent, self.extent)
         plan = ExperimentPlan.parse(
             {
                 **self.shared(catalog),
                 "items": choose_items(
                     [suites[validate_choice("suites", key, suites)] for key in keys],
-                    limit_per_category=extent.limit_per_category,
+                    limit_per_category=self.extent.limit_per_category,
                 ),
-                "repeats": extent.repeats,
+                "repeats": self.extent.repeats,
             }
         )
         if plan.num_requests > MAX_REQUESTS:
@@ -139,13 +137,9 @@ class BenchmarkForm(ConfigurationsForm):
 # ---- sweeps
 
 
-class SweepForm(ExperimentForm, SearchSettings):
-    """Ranges are written as on the command line."""
+class SweepExtent(SearchSettings):
+    """How many combinations are measured, and on what."""
 
-    method: str
-    settings: dict[str, Any] = {}
-    vary: list[str] = []
-    suite: str = "quick"
     limit: int = setting(
         1, "Prompts of each kind", "how many prompts of each kind of task", ge=1, le=MAX_LIMIT
     )
@@ -153,19 +147,28 @@ class SweepForm(ExperimentForm, SearchSettings):
         64, "Tokens per answer", "maximum number of new tokens per answer"
     )
 
+
+class SweepForm(ExperimentForm, SweepExtent):
+    """Ranges are written as on the command line."""
+
+    method: str
+    settings: dict[str, Any] = {}
+    vary: list[str] = []
+    suite: str = "quick"
+
     def plan(self, catalog: Catalog) -> SweepPlan:
         """Raises ConfigError: naming what is wrong."""
         method = catalog.method(self.method)
         suite = catalog.suites[validate_choice("suite", self.suite, catalog.suites)]
         search = {name: getattr(self, name) for name in SearchSettings.model_fields}
-        own = Configuration(self.method, method.title, config_of(method, self.settings))
+        config = changed_by(method.config, self.settings)
         return SweepPlan.parse(
             {
                 **self.shared(catalog),
                 "chooser": OptunaSearch.parse({**search, "varied": self.vary}),
-                "configurations": [own],
+                "configurations": [Configuration(self.method, method.title, config)],
                 "items": choose_items([suite], limit_per_category=self.limit),
-                "limits": settings_from(Limits, {"max_new_tokens": self.max_new_tokens}),
+                "limits": Limits.parse({"max_new_tokens": self.max_new_tokens}),
             }
         )
 
@@ -191,14 +194,13 @@ class CompareForm(ConfigurationsForm):
 
     Attributes:
         suite: empty for the typed prompt.
-        compare: values of `CompareOptions`.
     """
 
     mode: Mode
     system: str = Field("", max_length=MAX_SYSTEM_CHARS)
     prompt: str = Field("", max_length=MAX_PROMPT_CHARS)
     suite: str = ""
-    compare: dict[str, Any] = {}
+    compare: Annotated[CompareOptions, from_controls(CompareOptions())] = CompareOptions()
 
     def plan(self, catalog: Catalog) -> ExperimentPlan:
         """The plan, checked by the same rules as a run of the Generate page.
@@ -207,16 +209,15 @@ class CompareForm(ConfigurationsForm):
             ConfigError: a setting is unknown or out of range, or there is nothing to compare.
             PromptError: the prompt is empty.
         """
-        options = settings_from(CompareOptions, self.compare)
         if self.suite:
             suite = catalog.suites[validate_choice("suite", self.suite, catalog.suites)]
-            items = first_turns(suite, options.num_prompts)
+            items = first_turns(suite, self.compare.num_prompts)
         else:
             require_prompt(self.mode, self.prompt)
             items = [typed_item(self.mode, self.system, self.prompt)]
         shared = self.shared(catalog)
         shared["configurations"] = with_own_names(shared["configurations"])
-        of_comparison = {"kind": "compare", "items": items, "repeats": options.repeats}
+        of_comparison = {"kind": "compare", "items": items, "repeats": self.compare.repeats}
         return ExperimentPlan.parse({**shared, **of_comparison})
 
 
@@ -284,10 +285,12 @@ def closest_method(catalog: Catalog, config: MethodConfig, target: str) -> str:
     Raises ConfigError: none of this decoding type is offered.
     """
     near: list[tuple[int, bool, str]] = []
+    values = values_of(config)
     for _, key in catalog.method_choices(target):
         start = catalog.method(key).config
         if start.decoding_type == config.decoding_type:
-            num_changes = len(changed_controls(config, start))
+            own = values_of(start)
+            num_changes = sum(name not in own or own[name] != v for name, v in values.items())
             near.append((num_changes, key.startswith(TYPE_PREFIX), key))
     if not near:
         raise ConfigError(f"{config.decoding_type} is not offered for the target {target}.")
@@ -302,8 +305,8 @@ def from_run(catalog: Catalog, run: RunDetail) -> CompareForm:
             **_setup(catalog, run.target, run.dtype, configs, run.messages),
             "mode": "chat" if run.messages else "raw",
             "prompt": run.prompt_text,
-            "sampling": changed_controls(Sampling.parse(run.sampling), Sampling()),
-            "limits": changed_controls(Limits.parse(run.limits), LIMITS),
+            "sampling": Sampling.parse(run.sampling),
+            "limits": Limits.parse(run.limits),
         }
     )
 
@@ -322,8 +325,8 @@ def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> CompareFo
             "prompt": "" if suite else first.turns[0],
             "suite": suite,
             "compare": {"repeats": min(plan.repeats, 10), **num_prompts},
-            "sampling": changed_controls(plan.sampling, Sampling()),
-            "limits": changed_controls(plan.limits, LIMITS),
+            "sampling": plan.sampling,
+            "limits": plan.limits,
         }
     )
 
@@ -341,8 +344,7 @@ def _setup(
     for config in configs:
         if config.decoding_type != PLAIN:
             key = closest_method(catalog, config, target)
-            changes = changed_controls(config, catalog.method(key).config)
-            form = ConfigurationForm(method=key, settings=changes)
+            form = ConfigurationForm(method=key, settings=values_of(config))
             configurations += [] if form in configurations else [form]
     if not configurations:
         (start, *_) = first_methods(catalog, catalog.method_choices(target))

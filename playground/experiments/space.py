@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -28,7 +27,7 @@ from pydantic import (
 from engine.config import Settings, setting
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.host.controls import FieldSchema, field_schemas
+from playground.host.controls import NUMBERS, Control, fields_of
 from presets.reading import parse_yaml
 
 Scalar = bool | int | float | str | None
@@ -40,61 +39,34 @@ MAX_VARIED = 16
 MAX_TRIALS = 10_000
 Objective = Literal["speedup", "mat"]
 Mode = Literal["search", "grid"]
-NUMBERS = ("integer", "number")
 
 
-@dataclass(frozen=True, slots=True)
-class Tunable:
-    """One setting that can be varied, and its current value."""
-
-    schema: FieldSchema
-    value: Scalar
-
-    @property
-    def field(self) -> str:
-        return self.schema.name
-
-    @property
-    def label(self) -> str:
-        """Its title and its name."""
-        return f"{self.schema.title} ({self.field})"
-
-    @property
-    def is_number(self) -> bool:
-        return self.schema.type in NUMBERS and not self.schema.choices
-
-    @property
-    def is_integer(self) -> bool:
-        return self.is_number and self.schema.type == "integer"
-
-    @property
-    def suggested(self) -> str:
-        """A suggested range, as `--vary` takes it; empty if there is none.
-
-        For a number, from a quarter of its value to twice its value.
-        """
-        schema = self.schema
-        if choices := (False, True) if schema.type == "boolean" else schema.choices:
-            return ",".join(map(setting_text, choices))
-        if not self.is_number or schema.min is None or schema.max is None:
-            return ""
-        current = self.value if isinstance(self.value, int | float) else 0
-        middle = current or schema.max / 4
-        low, high = max(schema.min, middle / 4), min(schema.max, middle * 2)
-        if self.is_integer:
-            first = math.ceil(low)
-            return f"{first}:{min(int(schema.max), max(first + 3, round(high)))}"
-        return f"{low:.1g}:{high:.1g}"
-
-
-def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
+def tunables_of(config: MethodConfig) -> tuple[Control, ...]:
     """The settings that can be varied, in the order of the method's fields."""
     return tuple(
-        Tunable(schema, getattr(config, name))
-        for name, schema in field_schemas(type(config)).items()
-        if (schema.choices or schema.type in (*NUMBERS, "boolean", "string"))
-        and not schema.constant
+        control
+        for control in fields_of(type(config)).values()
+        if (control.choices or control.type in (*NUMBERS, "boolean", "string"))
+        and not control.is_constant
     )
+
+
+def suggested_range(tunable: Control, value: Scalar) -> str:
+    """A suggested range, as `--vary` takes it; empty if there is none.
+
+    For a number, from a quarter of its value to twice its value.
+    """
+    least, most = tunable.min, tunable.max
+    if choices := (False, True) if tunable.type == "boolean" else tunable.choices:
+        return ",".join(map(setting_text, choices))
+    if not tunable.is_number or least is None or most is None:
+        return ""
+    middle = (value if isinstance(value, int | float) else 0) or most / 4
+    low, high = max(least, middle / 4), min(most, middle * 2)
+    if tunable.type == "integer":
+        first = math.ceil(low)
+        return f"{first}:{min(int(most), max(first + 3, round(high)))}"
+    return f"{low:.1g}:{high:.1g}"
 
 
 def check_value(config: MethodConfig, field: str, value: Scalar) -> None:
@@ -242,7 +214,7 @@ class Space:
     def __init__(self, base: MethodConfig, varied: Sequence[VariedSetting]) -> None:
         """Raises ConfigError: an unknown setting, or a value that the method cannot have."""
         self.base, self.varied = base, tuple(varied)
-        tunables = {tunable.field: tunable for tunable in tunables_of(base)}
+        tunables = {tunable.name: tunable for tunable in tunables_of(base)}
         can = f"{type(base).title} can vary {', '.join(tunables) or 'nothing'}."
         fields = [vary.field for vary in varied]
         if not 1 <= len(fields) <= MAX_VARIED:

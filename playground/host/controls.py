@@ -10,13 +10,12 @@ constraints are read from the class's JSON schema alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from itertools import compress, takewhile
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import to_jsonable_python
 
 from engine.config import Settings
@@ -25,72 +24,32 @@ from engine.errors import ConfigError, validate_choice
 from engine.safe_text import read_json
 
 Kind = Literal["slider", "number", "choice", "flag", "text", "lines", "tree"]
+Values = Mapping[str, Any]
+"""Values of controls by name, or of settings by name."""
 Parsed = TypeVar("Parsed", bound=Settings)
+NUMBERS = ("integer", "number")
 MAX_SLIDER_RANGE = 4096
 """Wider integer ranges are number boxes: a slider could not select a single value."""
 MAX_NUMBER = 2**53
 """JavaScript's integers are exact up to here; wider ranges are text boxes."""
 MAX_TEXT_CHARS = 200_000
 """Longest value of a control."""
+MAX_FORM_CHARS, MAX_FORM_DEPTH = 400_000, 8
 INNER_TYPE = "decoding_type"
 OUTER_ONLY = ("drafting",)
 """Settings that an inner method takes from the outer one."""
 
 
 @dataclass(frozen=True, slots=True)
-class FieldSchema:
-    """A field as the JSON schema of its class describes it.
+class Control:
+    """One field of a form, as the JSON schema of its class describes it.
 
     Attributes:
-        type: JSON type of its value; empty if several are allowed.
+        type: JSON type of the field's value; empty if several are allowed.
         items: JSON type of an array's items.
         optional: whether it may be None.
-        constant: whether it can take one value only, as `decoding_type`.
-    """
-
-    name: str
-    title: str
-    description: str
-    type: str
-    items: str
-    choices: tuple[Any, ...]
-    min: float | None
-    max: float | None
-    optional: bool
-    constant: bool
-
-    @classmethod
-    def of(cls, name: str, schema: Mapping[str, Any]) -> FieldSchema:
-        variants = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
-        value = variants[0] if len(variants) == 1 else {}
-        description = schema.get("description", "")
-        return cls(
-            name,
-            schema.get("title", name),
-            description[:1].upper() + description[1:],
-            value.get("type", ""),
-            value.get("items", {}).get("type", ""),
-            tuple(value.get("enum", ())),
-            value.get("minimum", value.get("exclusiveMinimum")),
-            value.get("maximum", value.get("exclusiveMaximum")),
-            optional={"type": "null"} in schema.get("anyOf", ()),
-            constant="const" in value,
-        )
-
-
-@cache
-def field_schemas(cls: type[Settings]) -> Mapping[str, FieldSchema]:
-    """Every field of a class by name."""
-    properties = cls.model_json_schema()["properties"]
-    return {name: FieldSchema.of(name, schema) for name, schema in properties.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """One field of a form.
-
-    Attributes:
-        value: its default, as the control's value.
+        is_tree: whether it is a choice tree.
+        is_constant: whether it can take one value only, as `decoding_type`, and needs no control.
         main: whether it is always shown, not only on demand.
         section: title of the inner method that it belongs to.
     """
@@ -98,61 +57,235 @@ class Control:
     name: str
     label: str
     help: str
-    kind: Kind
-    value: Any
+    type: str = "string"
+    items: str = ""
+    choices: tuple[Any, ...] = ()
     min: float | None = None
     max: float | None = None
-    step: float | None = None
-    choices: tuple[Any, ...] = ()
-    placeholder: str = ""
+    optional: bool = False
+    is_tree: bool = False
+    is_constant: bool = False
     main: bool = True
     section: str = ""
 
+    @classmethod
+    def of(cls, name: str, schema: Values, *, is_tree: bool = False) -> Control:
+        variants = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+        value = variants[0] if len(variants) == 1 else {}
+        about = schema.get("description", "")
+        return cls(
+            name,
+            schema.get("title", name),
+            about[:1].upper() + about[1:],
+            value.get("type", ""),
+            value.get("items", {}).get("type", ""),
+            tuple(value.get("enum", ())),
+            value.get("minimum", value.get("exclusiveMinimum")),
+            value.get("maximum", value.get("exclusiveMaximum")),
+            optional={"type": "null"} in schema.get("anyOf", ()),
+            is_tree=is_tree,
+            is_constant="const" in value,
+        )
 
-class Group(Settings):
-    """Controls under a title.
+    @property
+    def is_number(self) -> bool:
+        return self.type in NUMBERS and not self.choices
 
-    Attributes:
-        settings: name of the class that their values are parsed as; None if they are not checked.
-        method: key of the method, where the group can be removed.
+    @property
+    def is_integer(self) -> bool:
+        return self.is_number and self.type == "integer"
+
+    @property
+    def kind(self) -> Kind:
+        if self.type == "boolean":
+            return "flag"
+        if self.choices:
+            return "choice"
+        if self.type in NUMBERS:
+            return self._number_kind
+        if self.is_tree:
+            return "tree"
+        return "text" if self.type == "string" or self.items == "integer" else "lines"
+
+    @property
+    def _number_kind(self) -> Kind:
+        low, high, is_int = self.min, self.max, self.type == "integer"
+        if self.optional or (is_int and high is not None and high > MAX_NUMBER):
+            return "text"
+        is_wide = low is None or high is None or (is_int and high - low > MAX_SLIDER_RANGE)
+        return "number" if is_wide else "slider"
+
+    @property
+    def step(self) -> float:
+        """Step of a slider with about a hundred positions: 0.01 for a range of 1, 0.05 for 10."""
+        span = (self.max or 0) - (self.min or 0)
+        if self.type == "integer":
+            return 1
+        return 0.01 if span <= 2 else 0.05 if span <= 10 else round(span / 100, 2)
+
+    @property
+    def placeholder(self) -> str:
+        if self.items == "string":
+            return "one per line"
+        if self.type in NUMBERS or self.items == "integer":
+            return "none"
+        return "" if self.type == "string" else "[[0], [0, 0], [1]]"
+
+    def show(self, value: Any) -> Any:
+        """The control's value for a value of the field."""
+        if self.kind not in ("text", "lines", "tree"):
+            return bool(value) if self.kind == "flag" else value
+        if value is None or isinstance(value, str):
+            return value or ""
+        if self.items in ("string", "integer"):
+            return ("\n" if self.items == "string" else ", ").join(map(str, value))
+        return json.dumps(to_jsonable_python(value), separators=(",", ":"))
+
+    def parse(self, value: Any) -> Any:
+        """The field's value for one of the control; what does not parse is left to pydantic."""
+        if not isinstance(value, str):
+            return value
+        if len(value) > MAX_TEXT_CHARS:
+            fault = f"{self.name} must have at most {MAX_TEXT_CHARS} characters, got {len(value)}."
+            raise ConfigError(fault, faults={self.name: fault})
+        if self.optional and not value.strip():
+            return None
+        if self.type in NUMBERS:
+            return _parse_number(value, self.type)
+        if self.type == "string" or self.choices:
+            return value
+        is_json = value.lstrip().startswith("[")
+        if self.items == "string" and not is_json:
+            return [line for line in value.split("\n") if line]
+        if self.items == "integer" and not is_json:
+            return [_parse_number(part, self.items) for part in value.split(",") if part.strip()]
+        if not value.strip():
+            return []
+        try:
+            what = f"{self.name} must be a list such as [[0], [0, 0], [1]]; it"
+            return read_json(value, what=what)
+        except ConfigError as error:
+            raise ConfigError(str(error), faults={self.name: str(error)}) from error
+
+
+def _parse_number(text: str, json_type: str) -> Any:
+    try:
+        return int(text) if json_type == "integer" else float(text)
+    except ValueError:
+        return text.strip()
+
+
+@cache
+def fields_of(cls: type[Settings]) -> Mapping[str, Control]:
+    """The control of every field of a class, by name."""
+    tree = cls.choices_field() if issubclass(cls, MethodConfig) else None
+    properties = cls.model_json_schema()["properties"]
+    return {n: Control.of(n, schema, is_tree=n == tree) for n, schema in properties.items()}
+
+
+def values_of(settings: Settings, *, skip: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of the controls that show these settings."""
+    values: dict[str, Any] = {}
+    for name, control in fields_of(type(settings)).items():
+        value = getattr(settings, name)
+        if name in skip or control.is_constant:
+            continue
+        if isinstance(value, MethodConfig):
+            values |= _inner_values(name, value)
+        else:
+            values[name] = control.show(value)
+    return values
+
+
+def _inner_values(name: str, method: MethodConfig) -> dict[str, Any]:
+    inner = {INNER_TYPE: method.decoding_type, **values_of(method, skip=OUTER_ONLY)}
+    return {f"{name}.{key}": value for key, value in inner.items()}
+
+
+def controls_of(cls: type[Settings], values: Values) -> list[Control]:
+    """The controls that these values are of; main ones first.
+
+    Raises ConfigError: a setting holds no such method.
     """
-
-    model_config = ConfigDict(extra="ignore", strict=False)
-
-    name: str
-    title: str
-    open: bool
-    fields: list[Control] = Field(max_length=200)
-    settings: str | None = None
-    note: str | None = None
-    method: str | None = None
-
-    def values(self, form_values: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-        """The value of every control."""
-        own = (form_values or {}).get(self.name, {})
-        return {control.name: own.get(control.name, control.value) for control in self.fields}
-
-    def with_inner(self, setting: str, controls: Sequence[Control]) -> Group:
-        """The group with the controls of another method in one of its settings."""
-        is_outer = [not control.name.startswith(f"{setting}.") for control in self.fields]
-        at = len([*takewhile(bool, is_outer)])
-        rest = [*compress(self.fields, is_outer)]
-        return self.replace(fields=[*rest[:at], *controls, *rest[at:]])
+    main = cls.main_settings.split() or list(cls.model_fields)
+    if values.get("speculative_model") == "":  # missing weights first: without them nothing runs
+        main = ["speculative_model", *main]
+    controls: list[Control] = []
+    for name in dict.fromkeys([*main, *cls.model_fields]):
+        control = fields_of(cls)[name]
+        if types := _types_within(cls, name):
+            inner = {k[len(name) + 1 :]: v for k, v in values.items() if k.startswith(f"{name}.")}
+            controls += _inner_controls(control, types, inner)
+        elif name in values:
+            controls.append(replace(control, main=name in main))
+    return controls
 
 
-class FormSpec(Settings):
-    """A form to draw: its groups, and the values of their controls so far."""
+def _inner_controls(
+    outer: Control, types: Mapping[str, type[MethodConfig]], values: Values
+) -> list[Control]:
+    """The picker of an inner method, and the controls of that method."""
+    picker = Control(INNER_TYPE, "Method", outer.help, choices=tuple(types))
+    cls = types[validate_choice(outer.name, values.get(INNER_TYPE), types)]
+    inside = [picker, *controls_of(cls, values)]
+    return [replace(one, name=f"{outer.name}.{one.name}", section=outer.label) for one in inside]
 
-    model_config = ConfigDict(extra="ignore")
 
-    groups: list[Group] = Field(max_length=64)
-    values: dict[str, dict[str, Any]] | None = None
-    method: Any = None
+def _types_within(cls: type[Settings], name: str) -> Mapping[str, type[MethodConfig]]:
+    return cls.nested_choices(name) if issubclass(cls, MethodConfig) else {}
+
+
+# ---- settings from values
+
+
+def settings_from(cls: type[Parsed], values: Values) -> Parsed:
+    """Settings from the values of a form's controls.
+
+    Raises ConfigError: naming the key, the value and what is allowed.
+    """
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        outer, dot, rest = str(name).partition(".")
+        if dot:
+            inner.setdefault(outer, {})[rest] = value
+        else:
+            control = fields_of(cls).get(outer)
+            own[outer] = value if control is None else control.parse(value)
+    for name, changes in inner.items():
+        own[name] = _inner_method(cls, name, own.get(name), changes)
+    return cls.parse(own)
+
+
+def _inner_method(cls: type[Settings], name: str, start: Any, changes: Values) -> Any:
+    """Settings of an inner method: its initial ones, if any, changed by those of its controls."""
+    types = _types_within(cls, name)
+    if not isinstance(start, Mapping):
+        start = to_jsonable_python(cls.model_fields[name].default) if types else {}
+    decoding_type = changes.get(INNER_TYPE, start.get(INNER_TYPE))
+    if not isinstance(decoding_type, str) or decoding_type not in types:
+        return dict(changes)  # refused by the class, which names what is allowed
+    same = start if start.get(INNER_TYPE) == decoding_type else {}
+    try:
+        return settings_from(types[decoding_type], {**same, **changes})
+    except ConfigError as error:
+        faults = {f"{name}.{inner}": text for inner, text in error.faults.items()}
+        raise ConfigError(f"{name}: {error}", faults=faults) from error
+
+
+def changed_by(start: Parsed, values: Values) -> Parsed:
+    """Settings with values of controls. Raises ConfigError: as `settings_from`."""
+    return settings_from(type(start), {**start.model_dump(), **values})
+
+
+def from_controls(start: Settings) -> BeforeValidator:
+    """Validator of a pydantic field: values of controls become settings, `start` with changes."""
+    return BeforeValidator(lambda v: changed_by(start, v) if isinstance(v, Mapping) else v)
 
 
 @dataclass(frozen=True, slots=True)
 class FormState:
-    """How a form's values change the form itself.
+    """How a group's values change the group itself.
 
     Attributes:
         hidden: controls without an effect; None if the values are invalid.
@@ -165,67 +298,7 @@ class FormState:
     badge: str = ""
 
 
-def group_of(
-    name: str,
-    title: str,
-    settings: Settings,
-    *,
-    is_open: bool = True,
-    note: str | None = None,
-    skip: Sequence[str] = (),
-    values: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Settings as a group of a form, as `web.forms.SettingsForm` draws it.
-
-    Args:
-        values: of the controls; an inner method may be another than in `settings`.
-
-    Raises ConfigError: `values` names a method that a setting does not hold.
-    """
-    inner = {k: v for k, v in (values or {}).items() if k.endswith(f".{INNER_TYPE}")}
-    if inner:
-        settings = settings_from(type(settings), {**settings.model_dump(), **inner})
-    return {
-        "name": name,
-        "title": title,
-        "open": is_open,
-        "note": note,
-        "settings": type(settings).__name__,
-        "fields": [asdict(control) for control in controls_of(settings, skip=skip)],
-    }
-
-
-def controls_of(settings: Settings, *, skip: Sequence[str] = ()) -> list[Control]:
-    """A control per field of the settings' class, set to the settings' values; main ones first."""
-    cls = type(settings)
-    main = settings.main_settings.split() or list(cls.model_fields)
-    # Missing weights come first: without them nothing runs.
-    if getattr(settings, "speculative_model", "") is None:
-        main = ["speculative_model", *main]
-    names = [*main, *(name for name in cls.model_fields if name not in main)]
-    tree = cls.choices_field() if issubclass(cls, MethodConfig) else None
-    controls: list[Control] = []
-    for name in names:
-        schema, value = field_schemas(cls)[name], getattr(settings, name)
-        if name in skip or schema.constant:
-            continue
-        if isinstance(value, MethodConfig):
-            controls += _inner_controls(cls, name, value)
-            continue
-        control = _control(schema, value)
-        kind = "tree" if name == tree else control.kind
-        controls.append(replace(control, kind=kind, main=name in main))
-    return controls
-
-
-def changed_controls(settings: Settings, start: Settings) -> dict[str, Any]:
-    """Values of the controls that differ from the form's initial settings."""
-    before = {control.name: control.value for control in controls_of(start)}
-    now = {control.name: control.value for control in controls_of(settings)}
-    return {name: v for name, v in now.items() if name not in before or v != before[name]}
-
-
-def state_of(cls: type[Settings], values: Mapping[str, Any]) -> FormState:
+def state_of(cls: type[Settings], values: Values) -> FormState:
     """Which controls have an effect, and which have an invalid value."""
     try:
         settings = settings_from(cls, values)
@@ -244,129 +317,110 @@ def _without_effect(settings: Settings) -> set[str]:
     return names
 
 
-def inner_controls(cls: type[Settings], name: str, decoding_type: object) -> list[Control]:
-    """Controls of the method that a setting of a class holds.
+# ---- what pages and browser exchange
 
-    Raises ConfigError: the setting holds no such method.
+
+class Group(Settings):
+    """Settings under a title.
+
+    Attributes:
+        settings: name of their class; None if there is none.
+        values: initial ones of its controls.
+        texts: text boxes of no setting, which come first: label and explanation by name.
+        method: key of the method, where the group can be removed.
     """
-    types = _types_within(cls, name)
-    return _inner_controls(cls, name, types[validate_choice(name, decoding_type, types)].parse({}))
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+    name: str
+    title: str
+    open: bool = True
+    note: str | None = None
+    settings: str | None = None
+    values: dict[str, Any] = Field({}, max_length=200)
+    texts: dict[str, tuple[str, str]] = Field({}, max_length=200)
+    method: str | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, title: str, settings: Settings, *, skip: Sequence[str] = (), **more: Any
+    ) -> Self:
+        """A group of settings, without those in `skip`; `more`: its other attributes."""
+        more["values"] = {**more.get("values", {}), **values_of(settings, skip=skip)}
+        return cls(name=name, title=title, settings=type(settings).__name__, **more)
+
+    def current(self, form_values: Mapping[str, Values] | None) -> dict[str, Any]:
+        """The values of its controls in a form, by name."""
+        own = (form_values or {}).get(self.name, {})
+        return {name: own.get(name, value) for name, value in self.values.items()}
+
+    def controls(self, cls: type[Settings] | None) -> list[Control]:
+        """Its controls; `cls`: the class of its settings."""
+        texts = [Control(name, *about) for name, about in self.texts.items()]
+        return texts if cls is None else texts + controls_of(cls, self.values)
+
+    def with_inner(self, cls: type[Settings], setting: str, decoding_type: object) -> Self:
+        """The group with another method in one of its settings.
+
+        Raises ConfigError: the setting of `cls` holds no such method.
+        """
+        types = _types_within(cls, setting)
+        method = types[validate_choice(setting, decoding_type, types)].parse({})
+        kept = {k: v for k, v in self.values.items() if not k.startswith(f"{setting}.")}
+        return self.replace(values={**kept, **_inner_values(setting, method)})
 
 
-def _types_within(cls: type[Settings], name: str) -> Mapping[str, type[MethodConfig]]:
-    return cls.nested_choices(name) if issubclass(cls, MethodConfig) else {}
+class FormSpec(Settings):
+    """A form to draw: its groups, and the values of their controls so far."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    groups: list[Group] = Field(max_length=64)
+    values: dict[str, dict[str, Any]] | None = None
+    method: Any = None
 
 
-def _inner_controls(cls: type[Settings], name: str, method: MethodConfig) -> list[Control]:
-    """The picker of an inner method, and the controls of that method."""
-    schema = field_schemas(cls)[name]
-    which = Control(
-        f"{name}.{INNER_TYPE}",
-        "Method",
-        schema.description,
-        "choice",
-        method.decoding_type,
-        choices=tuple(_types_within(cls, name)),
-        section=schema.title,
-    )
-    own = controls_of(method, skip=OUTER_ONLY)
-    return [which, *(replace(c, name=f"{name}.{c.name}", section=schema.title) for c in own)]
+class FormValues(Settings):
+    """Values of a form's controls, by group; of every group, its name and method's key."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    values: dict[str, dict[str, Any]] = {}
+    groups: list[Annotated[tuple[str, Any], Strict(False)]] = Field([], max_length=64)
+
+    @classmethod
+    def of(cls, raw: object) -> Self:
+        """Raises ConfigError: it is not a form, or too large or too deeply nested."""
+        if isinstance(raw, cls):
+            return raw
+        if raw is not None and not isinstance(raw, Mapping):
+            raise ConfigError(f"The form must be a mapping of settings, got {type(raw).__name__}.")
+        fields = {key: value for key, value in (raw or {}).items() if value is not None}
+        check_size(fields.get("values"))
+        return cls.parse(fields, where="a form")
 
 
-def settings_from(cls: type[Parsed], values: Mapping[str, Any]) -> Parsed:
-    """Settings from the values of a form's controls.
-
-    Raises ConfigError: naming the key, the value and what is allowed.
-    """
-    own: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        outer, dot, rest = str(name).partition(".")
-        if dot:
-            inner.setdefault(outer, {})[rest] = value
-        else:
-            schema = field_schemas(cls).get(outer)
-            own[outer] = value if schema is None else _parse(schema, value)
-    for name, changes in inner.items():
-        own[name] = _inner_method(cls, name, own.get(name), changes)
-    return cls.parse(own)
+Form = Annotated[FormValues, BeforeValidator(FormValues.of)]
 
 
-def _inner_method(cls: type[Settings], name: str, start: Any, changes: Mapping[str, Any]) -> Any:
-    """Settings of an inner method: its initial ones, if any, changed by those of its controls."""
-    types = _types_within(cls, name)
-    if not isinstance(start, Mapping):
-        start = to_jsonable_python(cls.model_fields[name].default) if types else {}
-    decoding_type = changes.get(INNER_TYPE, start.get(INNER_TYPE))
-    if not isinstance(decoding_type, str) or decoding_type not in types:
-        return dict(changes)  # refused by the class, which names what is allowed
-    same = start if start.get(INNER_TYPE) == decoding_type else {}
+def spec_of(*groups: Group, values: Any = None, method: Any = None) -> dict[str, Any]:
+    """A `FormSpec` as JSON, for `web.forms.SettingsForm`. Raises ConfigError: too many groups."""
+    spec = FormSpec.parse({"groups": list(groups), "values": values, "method": method})
+    return spec.model_dump(mode="json")
+
+
+def check_size(values: object) -> None:
+    """Raises ConfigError: the values are not JSON, too large or too deeply nested."""
     try:
-        return settings_from(types[decoding_type], {**same, **changes})
-    except ConfigError as error:
-        faults = {f"{name}.{inner}": text for inner, text in error.faults.items()}
-        raise ConfigError(f"{name}: {error}", faults=faults) from error
+        size = len(json.dumps(values))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError("The form must hold plain JSON values.") from error
+    if size > MAX_FORM_CHARS or _depth(values) > MAX_FORM_DEPTH:
+        raise ConfigError(f"The form must be at most {MAX_FORM_CHARS} characters of plain values.")
 
 
-def _control(schema: FieldSchema, value: Any) -> Control:
-    control = partial(Control, schema.name, schema.title, schema.description)
-    if schema.type == "boolean":
-        return control("flag", bool(value))
-    if schema.choices:
-        choices = (*((None,) if schema.optional else ()), *schema.choices)
-        return control("choice", value, choices=choices)
-    if schema.type in ("integer", "number"):
-        return _number(schema, value, control)
-    if schema.type == "string":
-        return control("text", value or "")
-    if schema.items == "string":
-        return control("lines", "\n".join(value or ()), placeholder="one per line")
-    if schema.items == "integer":
-        return control("text", ", ".join(map(str, value or ())), placeholder="none")
-    text = "" if value is None else json.dumps(to_jsonable_python(value), separators=(",", ":"))
-    return control("lines", text, placeholder="[[0], [0, 0], [1]]")
-
-
-def _number(schema: FieldSchema, value: Any, control: Callable[..., Control]) -> Control:
-    low, high, is_int = schema.min, schema.max, schema.type == "integer"
-    if schema.optional or (is_int and high is not None and high > MAX_NUMBER):
-        return control("text", "" if value is None else str(value), placeholder="none")
-    if low is None or high is None or (is_int and high - low > MAX_SLIDER_RANGE):
-        return control("number", value, min=low, max=high)
-    span = high - low  # about a hundred positions: 0.01 for 1, 0.05 for 10
-    step = 1 if is_int else 0.01 if span <= 2 else 0.05 if span <= 10 else round(span / 100, 2)
-    return control("slider", value, min=low, max=high, step=step)
-
-
-def _parse(schema: FieldSchema, value: Any) -> Any:
-    """A control's value in the field's type; values that do not parse are left to pydantic."""
-    name = schema.name
-    if not isinstance(value, str):
-        return value
-    if len(value) > MAX_TEXT_CHARS:
-        fault = f"{name} must have at most {MAX_TEXT_CHARS} characters, got {len(value)}."
-        raise ConfigError(fault, faults={name: fault})
-    if schema.optional and not value.strip():
-        return None
-    if schema.type in ("integer", "number"):
-        return _parse_number(value.strip(), schema.type)
-    if schema.type == "string" or schema.choices:
-        return value
-    is_json = value.lstrip().startswith("[")
-    if schema.items == "string" and not is_json:
-        return [line for line in value.split("\n") if line]
-    if schema.items == "integer" and not is_json:
-        return [_parse_number(part.strip(), "integer") for part in value.split(",") if part.strip()]
-    if not value.strip():
-        return []
-    try:
-        return read_json(value, what=f"{name} must be a list such as [[0], [0, 0], [1]]; it")
-    except ConfigError as error:
-        raise ConfigError(str(error), faults={name: str(error)}) from error
-
-
-def _parse_number(text: str, json_type: str) -> Any:
-    try:
-        return int(text) if json_type == "integer" else float(text)
-    except ValueError:
-        return text
+def _depth(value: object) -> int:
+    if not isinstance(value, Mapping | list):
+        return 1
+    inside = [*value.values()] if isinstance(value, Mapping) else value
+    return 1 + max(map(_depth, inside), default=0)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import Field
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, PromptError, validate_choice
+from engine.errors import PromptError, validate_choice
 from engine.model.plan import DtypeName
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
-from playground.host.controls import settings_from
+from playground.host.controls import Form, FormValues, changed_by, settings_from
 from playground.host.live import Message, RunId
-from presets import MethodPreset
 
 Mode = Literal["chat", "raw"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 MAX_PROMPT_CHARS = 400_000
 MAX_SYSTEM_CHARS = 20_000
-MAX_FORM_CHARS = 400_000
-MAX_FORM_DEPTH = 8
 
 
 class RequestFields(Settings):
@@ -36,8 +32,8 @@ class RequestFields(Settings):
     mode: Mode
     system: str = Field("", max_length=MAX_SYSTEM_CHARS)
     prompt: str = Field("", max_length=MAX_PROMPT_CHARS)
-    form: Any = None
-    run_form: Any = None
+    form: Form = FormValues()
+    run_form: Form = FormValues()
     parent: RunId | None = None
     repeats: RunId | None = None
 
@@ -81,7 +77,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
     """
     fields = RequestFields.parse({key: value for key, value in raw.items() if value})
     method = catalog.method(fields.method)
-    form = FormValues.of(fields.form).values | FormValues.of(fields.run_form).values
+    form = fields.form.values | fields.run_form.values
     is_chat = fields.mode == "chat"
     if not fields.repeats:
         require_prompt(fields.mode, fields.prompt)
@@ -89,7 +85,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
         target=catalog.target(fields.target),
         dtype=fields.dtype,
         title=method.title,
-        config=config_of(method, form.get("method", {})),
+        config=changed_by(method.config, form.get("method", {})),
         sampling=settings_from(Sampling, form.get("sampling", {})),
         limits=settings_from(Limits, form.get("limits", {})),
         mode=fields.mode,
@@ -123,47 +119,3 @@ def texts(raw: object) -> list[str]:
     """The strings of a multiple-choice dropdown's value; anything else is dropped."""
     items = raw if isinstance(raw, list | tuple) else ()
     return [item for item in items if isinstance(item, str)]
-
-
-class FormValues(Settings):
-    """Values of a settings form's controls, by group; of every group, its name and method's key."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    values: dict[str, dict[str, Any]] = {}
-    groups: list[Annotated[tuple[str, Any], Strict(False)]] = Field([], max_length=64)
-
-    @classmethod
-    def of(cls, raw: object) -> Self:
-        """Raises ConfigError: it is not a form, or too large or too deeply nested."""
-        if raw is not None and not isinstance(raw, Mapping):
-            raise ConfigError(f"The form must be a mapping of settings, got {type(raw).__name__}.")
-        fields = {key: value for key, value in (raw or {}).items() if value is not None}
-        check_size(fields.get("values"))
-        return cls.parse(fields, where="a form")
-
-
-def check_size(values: object) -> None:
-    """Raises ConfigError: the values are not JSON, too large or too deeply nested."""
-    try:
-        size = len(json.dumps(values))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError("The form must hold plain JSON values.") from error
-    if size > MAX_FORM_CHARS or _depth(values) > MAX_FORM_DEPTH:
-        raise ConfigError(f"The form must be at most {MAX_FORM_CHARS} characters of plain values.")
-
-
-def _depth(value: object) -> int:
-    if not isinstance(value, Mapping | list):
-        return 1
-    return 1 + max(
-        map(_depth, [*value.values()] if isinstance(value, Mapping) else value), default=0
-    )
-
-
-def config_of(method: MethodPreset, changes: Mapping[str, Any]) -> MethodConfig:
-    """The method's settings with a form's changes.
-
-    Raises ConfigError: naming what is wrong.
-    """
-    return settings_from(type(method.config), {**method.config.model_dump(), **changes})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, model_validator
 
@@ -21,8 +21,8 @@ from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
 from playground.experiments.prompts import read_suite_file, read_suite_text
 from playground.host.catalog import Catalog
-from playground.host.controls import settings_from
-from playground.host.request import check_size, read_dtype
+from playground.host.controls import check_size, from_controls, settings_from
+from playground.host.request import read_dtype
 from playground.training import ABOUT
 from presets import PromptSuite
 from storage import RunLog, RunQuery
@@ -172,16 +172,16 @@ def slug(name: str) -> str:
 
 
 class TrainForm(Settings):
-    """Values of the page's components; settings are raw values of their controls."""
+    """Values of the page's components; `training`: of the controls of the method's settings."""
 
     target: str
     dtype: str
     method: str
     learn_from: LearnFrom
     file: str | None = None
-    budget: dict[str, Any] = {}
+    budget: Annotated[Budget, from_controls(Budget())] = Budget()
     training: dict[str, Any] = {}
-    session: dict[str, Any] = {}
+    session: Annotated[SessionSettings, from_controls(PAGE_SESSION)] = PAGE_SESSION
 
 
 def plan_of_form(
@@ -207,7 +207,6 @@ def plan_of_form(
     recipe = settings_from(recipe_class, values.training)
     if recipe.begin_with:
         raise ConfigError("begin_with can be set on the command line only.")
-    session = settings_from(SessionSettings, values.session) if values.session else PAGE_SESSION
     return TrainPlan(
         target=target,
         dtype=read_dtype(values.dtype),
@@ -216,8 +215,8 @@ def plan_of_form(
         corpus=folder,
         corpora=corpora,
         prompts=prompts,
-        budget=settings_from(Budget, values.budget),
+        budget=values.budget,
         seed=recipe.seed,
         settings=recipe.changed,
-        session=session,
+        session=values.session,
     )

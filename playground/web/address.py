@@ -7,13 +7,7 @@ name of its first parameter.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
-from typing import Any
-
-import gradio as gr
-
-from playground.web.components import hidden_value
 
 PERMALINKS = ("compare", "tree", "benchmark", "sweep", "train", "deploy")
 """Parameters that open the tab of the same name; `run` and `runs` open Runs."""
@@ -22,24 +16,6 @@ ADDRESS_JS = """(...values) => {
   document.dispatchEvent(new CustomEvent("pg-address", { detail: { tab: %(tab)s, query } }));
   return [];
 }"""
-
-SWITCH_JS = """watch("value", () => document.dispatchEvent(
-  new CustomEvent("pg-select", { detail: props.value?.tab })));"""
-
-
-def tab_switch() -> gr.HTML:
-    """A component whose value selects a tab: what `switch_to` returns.
-
-    Gradio's own `gr.Tabs` would do, but once it is the output of an event, Gradio copies the state
-    of every component within it whenever any event reports progress: 50 ms of the browser's time
-    for each message of a stream.
-    """
-    return hidden_value(js=SWITCH_JS)
-
-
-def switch_to(tab: str) -> dict[str, Any]:
-    """A value of `tab_switch` that selects a tab, as often as it is sent."""
-    return {"tab": tab, "at": time.monotonic_ns()}
 
 
 def tab_of(query: Mapping[str, str]) -> str:

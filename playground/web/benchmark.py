@@ -25,14 +25,14 @@ from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import Report, Results, Section
 from playground.experiments.service import ExperimentState
 from playground.export import ExportForm
-from playground.host.controls import group_of
-from playground.host.request import DTYPES, FormValues, texts
+from playground.host.controls import FormValues, Group, spec_of
+from playground.host.request import DTYPES, texts
 from playground.trees.methods import tree_method
 from playground.web.configurations import ConfigurationPicker, read_configurations
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import UNQUEUED, Page, SettingsForm, Updates
+from playground.web.forms import UNQUEUED, SettingsForm, Updates
 from playground.web.report import cards_html, head_html, latency_html, summary_html
-from playground.web.results import open_on_click, save_on_click, sentence_html, table_html
+from playground.web.results import save_on_click, sentence_html, table_html
 
 FIRST_SUITE = "quick"
 MAX_PROMPT_FILE = 8_000_000
@@ -64,14 +64,12 @@ class BenchmarkPage(ExperimentPage):
             self.host, self.target, "pg-benchmark", named=True
         )
         sampling = "Sampling: greedy unless changed"
-        groups = [
-            group_of("extent", "Extent", Extent()),
-            group_of("limits", "Limits", LIMITS, skip=["stop", "stop_token_ids"]),
-            group_of("sampling", sampling, Sampling(), is_open=False),
-        ]
-        self.extent_form = SettingsForm(
-            {"groups": groups}, elem_id="pg-benchmark-extent", classes=[Extent]
+        spec = spec_of(
+            Group.of("extent", "Extent", Extent()),
+            Group.of("limits", "Limits", LIMITS, skip=["stop", "stop_token_ids"]),
+            Group.of("sampling", sampling, Sampling(), open=False),
         )
+        self.extent_form = SettingsForm(spec, elem_id="pg-benchmark-extent", classes=[Extent])
         self.fields = {name: getattr(self, name) for name in ("target", "dtype", "suites")}
         self.fields |= {"form": self.configurations.form.values, "extent": self.extent_form.values}
 
@@ -103,6 +101,7 @@ class BenchmarkPage(ExperimentPage):
         self.report_controls = [kind, plot_kind, self.configuration]
         self.report_outputs = [head, summary, by_group, plot, self.configuration]
         self.report_outputs += [latency, differing]
+        self.open_outputs = [self.picker, self.configuration]
 
     # ---- the form
 
@@ -117,6 +116,7 @@ class BenchmarkPage(ExperimentPage):
         self.file.upload(self.add_files, [self.file, self.suites], added, **UNQUEUED)
         for name, button in self.files.items():
             save_on_click(button, partial(self._file, name), [self.picker], self.message)
+        self.nav.link_tree(self.configurations.form, self.target)
 
     def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
         return BenchmarkForm.parse(form_of(values)).plan(self.catalog, self.experiments.suites)
@@ -168,7 +168,12 @@ class BenchmarkPage(ExperimentPage):
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
         return f"benchmark-{picked}-{name}", self.experiments.file(read_key(picked), name)
 
-    def listen(self, generate: Page, tree: Page, deploy: Page) -> None:
+    # ---- links to other pages
+
+    def open(self, benchmark: str) -> Updates:
+        return {self.picker: self.menu(benchmark), self.configuration: None}
+
+    def _listen_to_links(self) -> None:
         """Open a configuration on the Generate, Tree and Deploy pages."""
 
         def picked_method(picked: Any, name: Any) -> tuple[str, str, MethodConfig]:
@@ -180,27 +185,27 @@ class BenchmarkPage(ExperimentPage):
 
         def use(picked: Any, name: Any) -> Updates:
             target, method, config = picked_method(picked, name)
-            return generate.open(target, method, config.model_dump(exclude={"decoding_type"}))
+            settings = config.model_dump(exclude={"decoding_type"})
+            return self.nav.to("generate", target=target, method=method, settings=settings)
 
         def tune(picked: Any, name: Any) -> Updates:
             target, method, _ = picked_method(picked, name)
             tuned = tree_method(self.catalog, method, target)
-            return tree.open(method=tuned.key, target=target, benchmark=picked)
+            return self.nav.to("tree", method=tuned.key, target=target, benchmark=picked)
 
         def export(picked: Any, configuration: Any) -> Updates:
             report = self.experiments.look(read_key(picked)).results.report
             run = section_of(report, configuration).example_run
             if run is None:
                 raise ConfigError("No request of this configuration is completed yet.")
-            return deploy.open(ExportForm(of=f"run:{run}"))
+            return self.nav.to("deploy", form=ExportForm(of=f"run:{run}"))
 
-        for name, listener, page in (
-            ("use", use, generate),
-            ("tune", tune, tree),
-            ("deploy", export, deploy),
+        for name, page, go in (
+            ("use", "generate", use),
+            ("tune", "tree", tune),
+            ("deploy", "deploy", export),
         ):
-            inputs, button = [self.picker, self.configuration], self.page_buttons[name]
-            open_on_click(button, listener, inputs, page.open_outputs, self.state)
+            self.open_on_click(self.page_buttons[name], page, go, self.configuration)
 
 
 def section_of(report: Report, name: object) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import gradio as gr
 from anyio.to_thread import run_sync
 
 from engine import formats
-from engine.config import Sampling
+from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from engine.metrics import EQUAL_MARGIN
 from engine.safe_text import read_json
@@ -34,12 +34,12 @@ from playground.experiments.forms import (
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import Results, read_results
 from playground.experiments.service import Experiments
-from playground.host.controls import changed_controls, group_of
-from playground.host.request import DTYPES, FormValues, read_run_id, texts
+from playground.host.controls import FormValues, Group, spec_of
+from playground.host.request import DTYPES, read_run_id, texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.trees.batches import BatchReport, batch_report, measure_for
-from playground.web.address import link_params, switch_to
+from playground.web.address import link_params
 from playground.web.components import (
     RunQuestion,
     module_component,
@@ -59,6 +59,7 @@ from playground.web.forms import (
     Updates,
 )
 from playground.web.memory import last_shown_js, owner_of
+from playground.web.navigator import Navigator
 from playground.web.report import report_html
 from playground.web.results import Cell, save_on_click, sentence_html, table_html
 
@@ -97,10 +98,10 @@ class ComparePage:
         experiments: Experiments,
         history: History,
         tab: gr.HTML,
-        tabs: gr.HTML,
+        nav: Navigator,
     ) -> None:
-        """`tab` identifies the browser tab; `tabs` selects a page."""
-        self.host, self.tab, self.tabs = host, tab, tabs
+        """`tab` identifies the browser tab."""
+        self.host, self.tab = host, tab
         self.catalog = host.catalog
         self.history = history
         self.experiments = experiments
@@ -112,22 +113,24 @@ class ComparePage:
         self.values = [getattr(self, name) for name in FIELDS]
         self.form = self.configurations.form
         self.results = [self.panels, self.table]
-        self.open_outputs = [tabs, *self.values, self.form.spec, self.run_form.spec, *self.results]
+        self.open_outputs = [*self.values, self.form.spec, self.run_form.spec, *self.results]
         self._listen()
+        nav.at_load(self._listen_to_load)
+        nav.link_tree(self.form, self.target)
 
     # ---- opened by other pages and by URLs
 
-    def open(self, target: str, method: str, settings: Mapping[str, Any]) -> Updates:
-        """Updates of `open_outputs`: this page with one configuration. Raises ConfigError."""
-        config = self.catalog.method(method).config
-        changed = changed_controls(config.replace(**settings), config)
+    def open(self, *, run: str = "", **configuration: Any) -> Updates:
+        """Updates of `open_outputs`: by `opened`, or one configuration. Raises ConfigError."""
+        if run:
+            return self.opened(run)
+        target, method = configuration["target"], configuration["method"]
         return {
-            self.tabs: switch_to("compare"),
             self.target: gr.update(choices=self.catalog.target_choices(), value=target),
-            self.form.spec: self.configurations.spec([(method, changed)]),
+            self.form.spec: self.configurations.spec([(method, configuration["settings"])]),
         }
 
-    def listen_to_links(self, page: gr.Blocks) -> None:
+    def _listen_to_load(self, page: gr.Blocks) -> None:
         """Fill the page for URLs with `compare`, and follow a comparison that is running."""
 
         def fill(request: gr.Request) -> Updates:
@@ -164,17 +167,6 @@ class ComparePage:
         else:  # Gradio clears an output that a generator yields nothing for
             yield {self.table: gr.skip()}
 
-    def listen_to_runs(self, panel: gr.HTML) -> None:
-        """Open this page with the prompt, method and settings of a panel's run."""
-
-        def take(event: gr.EventData = None) -> Updates:  # type: ignore[assignment]
-            run = text_of(None if event is None else event._data, "run")
-            if not run:
-                return {self.table: gr.skip()}
-            return {self.tabs: switch_to("compare"), **self.opened(run)}
-
-        panel.compare(take, None, self.open_outputs, **UNQUEUED)
-
     def opened(self, link: str) -> Updates:
         """Updates of `open_outputs` for a comparison, or for the configuration of a run.
 
@@ -208,14 +200,13 @@ class ComparePage:
 
     def _fill(self, values: CompareForm) -> Updates:
         """Updates of the form."""
-        shared = values.model_dump(include={"compare", "limits", "sampling"})
         return {
             **{getattr(self, name): getattr(values, name) for name in FIELDS},
             self.target: gr.update(choices=self.catalog.target_choices(), value=values.target),
             self.form.spec: self.configurations.spec(
                 (one.method, one.settings) for one in values.configurations
             ),
-            self.run_form.spec: run_form(shared),
+            self.run_form.spec: run_form(values.compare, values.limits, values.sampling),
         }
 
     # ---- layout
@@ -226,9 +217,8 @@ class ComparePage:
             self.target = gr.Dropdown(targets, label="Target", elem_id="pg-cmp-target")
             self.dtype = gr.Dropdown(DTYPES, label="dtype", elem_id="pg-cmp-dtype")
         self.configurations = ConfigurationPicker(self.host, self.target, "pg-cmp")
-        self.run_form = SettingsForm(
-            run_form(), elem_id="pg-cmp-run-form", classes=[CompareOptions]
-        )
+        spec = run_form(CompareOptions(), LIMITS, Sampling())
+        self.run_form = SettingsForm(spec, elem_id="pg-cmp-run-form", classes=[CompareOptions])
 
     def _main(self) -> None:
         self._prompt()
@@ -346,14 +336,13 @@ class ComparePage:
         return f"comparison-{compare_id}.html", page_html(self._stored(read_run_id(compare_id)))
 
 
-def run_form(values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The form of the settings that all configurations share; `values` that differ, by group."""
-    groups = [
-        group_of("compare", "Comparison", CompareOptions()),
-        group_of("limits", "Limits", LIMITS),
-        group_of("sampling", "Sampling", Sampling()),
-    ]
-    return {"groups": groups, "values": values}
+def run_form(options: CompareOptions, limits: Limits, sampling: Sampling) -> dict[str, Any]:
+    """The form of the settings that all configurations share."""
+    return spec_of(
+        Group.of("compare", "Comparison", options),
+        Group.of("limits", "Limits", limits),
+        Group.of("sampling", "Sampling", sampling),
+    )
 
 
 def comparison_owner(tab: Any, request: gr.Request) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import gradio as gr
 
 from playground.experiments.forms import first_methods
-from playground.host.controls import Control, FormSpec, group_of
+from playground.host.controls import FormSpec, FormValues, Group, Values, changed_by, spec_of
 from playground.host.menu import Choices
-from playground.host.request import FormValues
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW, SettingsForm, dropdown_of, skip_on_fault
 
@@ -53,42 +51,37 @@ class ConfigurationPicker:
         )
         add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
 
-    def spec(self, configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-        """The form of configurations: each a method's key, and values that differ from its own."""
-        groups: list[dict[str, Any]] = []
-        values = {}
-        for key, changed in configurations:
-            groups.append(self._group(key, groups, changed))
-            values[groups[-1]["name"]] = dict(changed)
-        return {"groups": groups, "values": values}
+    def spec(self, configurations: Iterable[tuple[str, Values]]) -> dict[str, Any]:
+        """The form of configurations: each a method's key, and settings other than its own."""
+        groups: list[Group] = []
+        for key, settings in configurations:
+            groups.append(self._group(key, groups, settings))
+        return spec_of(*groups)
 
     def _first(self, methods: Choices) -> dict[str, Any]:
         return self.spec((key, {}) for key in first_methods(self._catalog, methods)[:NUM_FIRST])
 
-    def _group(
-        self, key: Any, groups: Sequence[Mapping[str, Any]], changed: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _group(self, key: Any, groups: Sequence[Group], settings: Values) -> Group:
         """A method as a group of the form, under a unique name."""
         method = self._catalog.method(key)
-        taken = {group["name"] for group in groups}
+        config, taken = changed_by(method.config, settings), {group.name for group in groups}
         weights = key.removeprefix("type:").removeprefix("local ").partition(" for ")[0]
         start = PurePath(weights).name
         names = (start if n == 1 else f"{start}-{n}" for n in range(1, len(taken) + 2))
         name = next(name for name in names if name not in taken)
         title = f"{name} · {method.title}" if name != method.title else name
-        note = method.description
-        group = group_of(name, title, method.config, is_open=False, note=note, values=changed)
-        if self._named:
-            named = Control(NAME, "name", "in tables and plots", "text", name)
-            group["fields"].insert(0, asdict(named))
-        return {**group, "method": key}
+        group = Group.of(name, title, config, open=False, note=method.description, method=key)
+        if not self._named:
+            return group
+        texts = {NAME: ("name", "in tables and plots")}
+        return group.replace(texts=texts, values={NAME: name, **group.values})
 
     @skip_on_fault("adding a method")
     def add_method(self, key: Any, spec: Any, form: Any) -> dict[str, Any]:
         """The form with one more configuration."""
-        groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
-        groups.append(self._group(key, groups, {}))
-        return {"groups": groups, "values": FormValues.of(form).values}
+        groups = FormSpec.parse(spec).groups
+        added = self._group(key, groups, {})
+        return spec_of(*groups, added, values=FormValues.of(form).values)
 
     @skip_on_fault("picking a target")
     def fit_target(self, target: Any, picked: Any, spec: Any, form: Any) -> list[Any]:
@@ -98,12 +91,11 @@ class ConfigurationPicker:
         """
         menu = self._menu.drafting(target)
         adder, keys = dropdown_of(menu, picked), [key for _, key in menu]
-        groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
-        kept = [group for group in groups if group["method"] in keys]
+        groups, values = FormSpec.parse(spec).groups, FormValues.of(form).values
+        kept = [group for group in groups if group.method in keys]
         if kept == groups:
             return [adder, gr.skip()]
-        values = FormValues.of(form).values
-        return [adder, {"groups": kept, "values": values} if kept else self._first(menu)]
+        return [adder, spec_of(*kept, values=values) if kept else self._first(menu)]
 
 
 def read_configurations(form: object) -> list[dict[str, Any]]:

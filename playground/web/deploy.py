@@ -22,7 +22,7 @@ from playground.export import (
 from playground.host.menu import Choices
 from playground.host.runner import EngineHost
 from playground.runs.settings import short
-from playground.web.address import link_params, switch_to
+from playground.web.address import link_params
 from playground.web.forms import RAW, RAW_LATEST, UNQUEUED, Updates
 from playground.web.results import HTML, Cell, download_of, sentence_html, table_html
 
@@ -42,8 +42,7 @@ WRITE_LINK = """(query) => {
 class DeployPage:
     """Components and listeners of the page."""
 
-    def __init__(self, host: EngineHost, tab: gr.Tab, tabs: gr.HTML) -> None:
-        """`tabs` selects a page."""
+    def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
         self._log, self._catalog, self._menu = host.log, host.catalog, host.menu
         with gr.Row(elem_id="pg-deploy"):
             with gr.Column(elem_id="pg-deploy-side", elem_classes="pg-side"):
@@ -53,7 +52,7 @@ class DeployPage:
         self.inputs = [self.of, self.target, self.engine, self.version, self.part]
         self.outputs = [*self.inputs, self.summary, self.verdict, *self.files, self.more]
         self.outputs += [self.downloads, self.notes, self.command, self.link]
-        self.open_outputs, self._tabs = [tabs, *self.outputs], tabs
+        self.open_outputs = self.outputs
         self._listen(tab)
 
     # ---- layout
@@ -128,13 +127,10 @@ class DeployPage:
         form = attempt(lambda: ExportForm.of_link(params), where="opening a link")
         if isinstance(form, Fault):
             return self._no_export(form)
-        return self._export(*values[:2]) if form is None else self._show(form)
+        return self._export(*values[:2]) if form is None else self.open(form)
 
     def open(self, form: ExportForm) -> Updates:
-        """Updates of `open_outputs`: this page with the export of a form."""
-        return {self._tabs: switch_to("deploy"), **self._show(form)}
-
-    def _show(self, form: ExportForm) -> Updates:
+        """Updates of `open_outputs`: the export of a form."""
         return self._export(*form.model_dump().values())
 
     def _export(self, *fields: Any) -> Updates:

@@ -19,7 +19,8 @@ from playground.host.runner import EngineHost
 from playground.training.service import TrainingState
 from playground.web.address import address_js
 from playground.web.components import hidden_value
-from playground.web.forms import RAW, RAW_LATEST, Updates, dropdown_of, skip_on_fault
+from playground.web.forms import RAW, RAW_LATEST, Listener, Updates, dropdown_of, skip_on_fault
+from playground.web.navigator import Navigator
 from playground.web.results import sentence_html, show_fault_in, state_html, table_html
 
 JobState = ExperimentState | TrainingState
@@ -53,8 +54,10 @@ class ExperimentPage(ABC):
     report_outputs: list[Any]
     report_controls: list[Any]
 
-    def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
-        self.host, self.catalog, self.method_menu = host, host.catalog, host.menu
+    def __init__(
+        self, host: EngineHost, experiments: Experiments, tab: gr.Tab, nav: Navigator
+    ) -> None:
+        self.host, self.catalog, self.method_menu, self.nav = host, host.catalog, host.menu, nav
         self.experiments, self.log = experiments, host.log
         with gr.Row(equal_height=False, elem_id=f"pg-{self.name}"):
             with gr.Column(scale=1, elem_classes="pg-side"):
@@ -67,6 +70,7 @@ class ExperimentPage(ABC):
                     self._report()
         self._listen_to_setup()
         self._listen(tab)
+        self._listen_to_links()
 
     # ---- what each page defines
 
@@ -77,6 +81,10 @@ class ExperimentPage(ABC):
     @abstractmethod
     def _listen_to_setup(self) -> None:
         """Connect the components of the form to each other."""
+
+    @abstractmethod
+    def _listen_to_links(self) -> None:
+        """Let buttons of the report open other pages."""
 
     @abstractmethod
     def _report(self) -> None:
@@ -177,8 +185,9 @@ class ExperimentPage(ABC):
 
     def _listen(self, tab: gr.Tab) -> None:
         fields = list(self.fields.values())
-        for field in fields:
-            field.change(self._check_form, fields, [self.message, self.start], **RAW)
+        # One listener, so that the answer to an earlier value never comes last.
+        changes = [field.change for field in fields]
+        gr.on(changes, self._check_form, fields, [self.message, self.start], **RAW_LATEST)
 
         @show_fault_in(self.message, where=f"starting a {self.name}")
         def start(*values: Any) -> Updates:
@@ -234,6 +243,11 @@ class ExperimentPage(ABC):
     def _values(self, values: Sequence[Any]) -> dict[str, Any]:
         """The values of the form's components by name."""
         return dict(zip(self.fields, values, strict=True))
+
+    def open_on_click(self, button: gr.Button, page: str, go: Listener, *inputs: Any) -> None:
+        """Let a button open a page, by `go` of the selected job; the status says why it cannot."""
+        go = show_fault_in(self.state, where="opening another page")(go)
+        self.nav.link(button.click, [page], go, [self.picker, *inputs], self.state)
 
     def menu(self, picked: str | None) -> Any:
         """The picker's choices; also the key of a link to an experiment that is not in the log."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -15,8 +16,10 @@ from engine.grammar import TITLES
 from engine.safe_text import visible, visible_value
 from engine.tree import ChoiceTree
 from playground.errors import Fault, attempt
-from playground.host.controls import Control, FormState
+from playground.host.controls import Control, FormState, Values
 
+Update = Callable[[Values, FormState], dict[str, Any]]
+"""Properties of a component for a form's values and their state."""
 STEP_X, STEP_Y, MARGIN = 26, 7, 5
 PICTURE = Environment(autoescape=True, finalize=visible_value).from_string("""
 <figure class="pg-tree-picture"><b>{{ label }}</b>
@@ -35,82 +38,87 @@ class Fields:
     Attributes:
         components: the component of every control, by name.
         edit_buttons: each opens the tree of a control on the Tree page, by the control's name.
-        outputs: the components of `updates`.
     """
 
-    def __init__(
-        self, controls: Sequence[Control], values: Mapping[str, Any], state: FormState
-    ) -> None:
+    def __init__(self, controls: Sequence[Control], values: Values, state: FormState) -> None:
         self.components: dict[str, Any] = {}
         self.edit_buttons: dict[str, gr.Button] = {}
-        self._controls = {control.name: control for control in controls}
-        self._pictures: dict[str, gr.HTML] = {}
-        self._containers: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
-        self._fault = gr.HTML(**self._fault_text(state))
+        self._values, self._state = values, state
+        self._parts: list[tuple[Any, Update]] = []
+        names = [control.name for control in controls]
+        self._place(gr.HTML, lambda _, state: other_faults(names, state))
         for section in dict.fromkeys(control.section for control in controls):
-            inside = [control for control in controls if control.section == section]
             with gr.Accordion(section, elem_classes="pg-section") if section else nullcontext():
-                self._section(inside, values, state)
-        boxes = [box for box, _ in self._containers]
-        self.outputs = [self._fault, *self.components.values(), *self._pictures.values(), *boxes]
+                self._section([control for control in controls if control.section == section])
 
-    def _section(
-        self, controls: Sequence[Control], values: Mapping[str, Any], state: FormState
-    ) -> None:
+    @property
+    def outputs(self) -> list[Any]:
+        """The components of `updates`."""
+        return [part for part, _ in self._parts]
+
+    def updates(self, values: Values, state: FormState) -> list[Any]:
+        """Updates of `outputs`; visibility does not change while the values are invalid."""
+        return [gr.update(**update(values, state)) for _, update in self._parts]
+
+    def _place(self, make: Callable[..., Any], update: Update, **start: Any) -> Any:
+        """A new component with the properties that `update` returns, now and later."""
+        part = make(**{**start, **update(self._values, self._state)})
+        self._parts.append((part, update))
+        return part
+
+    def _section(self, controls: Sequence[Control]) -> None:
+        more = [control for control in controls if not control.main]
         for control in controls:
             if control.main:
-                self._control(control, values[control.name], state)
-        more = [control for control in controls if not control.main]
-        if not more:
-            return
-        names = [control.name for control in more]
-        fold = {"open": False, **accordion_state(names, state)}
-        with gr.Accordion("More settings", elem_classes="pg-more", **fold) as accordion:
-            for control in more:
-                self._control(control, values[control.name], state)
-        self._containers.append((accordion, names))
+                self._control(control)
+        if more:
+            with self._fold("More settings", [control.name for control in more]):
+                for control in more:
+                    self._control(control)
 
-    def _control(self, control: Control, value: Any, state: FormState) -> None:
-        if control.kind != "tree":
-            self.components[control.name] = component(control, value, state)
-            return
-        with gr.Column(elem_classes="pg-tree-field", **visibility([control.name], state)) as box:
-            self._pictures[control.name] = gr.HTML(tree_picture(control.label, value))
-            if not control.section:
-                edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-edit-tree")
-                self.edit_buttons[control.name] = edit
-            fold = {"open": False, **accordion_state([control.name], state)}
-            with gr.Accordion("List of paths", elem_classes="pg-more", **fold) as paths:
-                self.components[control.name] = component(control, value, state)
-        self._containers += [(box, [control.name]), (paths, [control.name])]
+    def _fold(self, title: str, names: Sequence[str]) -> Any:
+        make = partial(gr.Accordion, title, elem_classes="pg-more")
+        return self._place(make, lambda _, state: accordion_state(names, state), open=False)
 
-    def updates(self, values: Mapping[str, Any], state: FormState) -> list[Any]:
-        """Updates of `outputs`; visibility does not change while the values are invalid."""
-        controls = self._controls
-        updates = [self._fault_text(state)]
-        updates += [info_and_visibility(controls[name], state) for name in self.components]
-        for name in self._pictures:
-            updates.append({"value": tree_picture(controls[name].label, values[name])})
-        for box, names in self._containers:
-            is_fold = isinstance(box, gr.Accordion)
-            updates.append(accordion_state(names, state) if is_fold else visibility(names, state))
-        return [gr.update(**update) for update in updates]
+    def _control(self, control: Control) -> None:
+        if control.kind == "tree":
+            make = partial(gr.Column, elem_classes="pg-tree-field")
+            with self._place(make, lambda _, state: visibility([control.name], state)):
+                self._tree(control)
+        else:
+            self._component(control)
 
-    def _fault_text(self, state: FormState) -> dict[str, Any]:
-        """Value and visibility of the faults that belong to no control."""
-        text = " ".join(text for name, text in state.faults.items() if name not in self._controls)
-        return {"value": f'<p class="pg-alert">{escape(visible(text))}</p>', "visible": bool(text)}
+    def _tree(self, control: Control) -> None:
+        name, label = control.name, control.label
+        self._place(gr.HTML, lambda values, _: {"value": tree_picture(label, values[name])})
+        if not control.section:
+            edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-edit-tree")
+            self.edit_buttons[name] = edit
+        with self._fold("List of paths", [name]):
+            self._component(control)
+
+    def _component(self, control: Control) -> None:
+        make = partial(component, control, self._values[control.name])
+        part = self._place(make, lambda _, state: info_and_visibility(control, state))
+        self.components[control.name] = part
 
 
-def component(control: Control, value: Any, state: FormState) -> Any:
+def other_faults(names: Sequence[str], state: FormState) -> dict[str, Any]:
+    """Value and visibility of the faults that belong to none of these controls."""
+    text = " ".join(text for name, text in state.faults.items() if name not in names)
+    return {"value": f'<p class="pg-alert">{escape(visible(text))}</p>', "visible": bool(text)}
+
+
+def component(control: Control, value: Any, **common: Any) -> Any:
     """Gradio's component for a control, with its value."""
-    common = {"label": control.label, "interactive": True, **info_and_visibility(control, state)}
+    common |= {"label": control.label, "interactive": True}
     kind = control.kind
     bounds: dict[str, Any] = {"minimum": control.min, "maximum": control.max}
     if kind == "flag":
         return gr.Checkbox(value, **common)
     if kind == "choice":
         choices = [(choice_label(one), one) for one in control.choices]
+        choices[:0] = [("none", None)] * control.optional
         return gr.Dropdown(choices, value=value, **common)
     if kind == "slider":
         return gr.Slider(value=value, step=control.step, **bounds, **common)
@@ -122,8 +130,6 @@ def component(control: Control, value: Any, state: FormState) -> Any:
 
 def choice_label(choice: object) -> str:
     """The label of a choice; names of methods stay as they are."""
-    if choice is None:
-        return "none"
     text = str(choice)
     return TITLES.get(text) or (text.replace("_", " ") if text.islower() else text)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any
 
 import gradio as gr
 from gradio.renderable import Renderable
@@ -24,11 +24,10 @@ from playground.host.controls import (
     INNER_TYPE,
     FormSpec,
     FormState,
+    FormValues,
     Group,
-    inner_controls,
     state_of,
 )
-from playground.host.request import FormValues
 from playground.web.components import hidden_value
 from playground.web.fields import Fields
 
@@ -52,8 +51,8 @@ RAW_LATEST: dict[str, Any] = {**LATEST, "preprocess": False}
 `change`), and the page would keep showing the result of the first."""
 VALUES_JS = """(spec) => ({ method: spec.method ?? null,
   groups: spec.groups.map((group) => [group.name, group.method ?? null]),
-  values: Object.fromEntries(spec.groups.map(({ name, fields }) => [name, Object.fromEntries(
-    fields.map((field) => [field.name, spec.values?.[name]?.[field.name] ?? field.value]))])) })"""
+  values: Object.fromEntries(spec.groups.map(({ name, values }) => [name, Object.fromEntries(
+    Object.entries(values).map(([key, v]) => [key, spec.values?.[name]?.[key] ?? v]))])) })"""
 REMOVE_JS = """(spec, form) => ({ ...spec, values: form.values,
   groups: spec.groups.filter((group) => group.name !== %s) })"""
 EDIT_JS = """(form, ...values) => {
@@ -82,15 +81,6 @@ UNLABELLED: dict[str, Any] = {"show_label": False, "container": False}
 Listener = Callable[..., Any]
 Updates = dict[Any, Any]
 """New values by component; the other outputs of a listener stay as they are."""
-
-
-class Page(Protocol):
-    """A page that others open: `open` returns updates of `open_outputs`. Raises ConfigError."""
-
-    @property
-    def open_outputs(self) -> Sequence[Any]: ...
-    @property
-    def open(self) -> Callable[..., Updates]: ...
 
 
 def dropdown_of(choices: Sequence[tuple[str, Any]], value: Any) -> Any:
@@ -151,6 +141,8 @@ class SettingsForm:
         self._elem_id = elem_id
         every: list[type[Settings]] = [Sampling, Limits, *classes]
         self._classes = {cls.__name__: cls for cls in every}
+        if spec is not None:
+            self._read(spec)
         # The form is drawn when its tab is first opened; until then it costs nothing.
         js = 'if (props.value) trigger("change");'
         self.spec = hidden_value(spec, js=js)
@@ -171,14 +163,15 @@ class SettingsForm:
             )
 
     def _draw(self, value: Any) -> None:
-        spec = attempt(lambda: FormSpec.parse(value), where="drawing a form")
+        spec = attempt(lambda: self._read(value), where="drawing a form")
         if isinstance(spec, Fault):
             gr.Markdown(spec.sentence, elem_classes="pg-note")
             return
         if not spec.groups:
             gr.Markdown("Nothing added yet.", elem_classes="pg-note")
         for group in spec.groups:
-            values = group.values(spec.values)
+            values = group.current(spec.values)
+            controls = group.controls(self._classes.get(group.settings or ""))
             state = self._state(group, values)
             with gr.Accordion(
                 heading(group, state), open=group.open, elem_classes="pg-group"
@@ -189,9 +182,9 @@ class SettingsForm:
                     remove.click(None, [self.spec, self.values], self.spec, js=js, **UNQUEUED)
                 if group.note:
                     gr.Markdown(group.note, elem_classes="pg-note")
-                if not group.fields:
+                if not controls:
                     gr.Markdown("This method has no settings.", elem_classes="pg-note")
-                fields = Fields(group.fields, values, state)
+                fields = Fields(controls, values, state)
             self._listen(group, accordion, fields, spec.method)
 
     def _listen(self, group: Group, accordion: gr.Accordion, fields: Fields, method: Any) -> None:
@@ -221,17 +214,24 @@ class SettingsForm:
                 swap = partial(self._swap, group.name, setting)
                 part.input(swap, [part, self.spec, self.values], self.spec, **RAW_LATEST)
 
+    def _read(self, value: Any) -> FormSpec:
+        """Raises ConfigError: no `FormSpec`, or one with settings that this form does not know."""
+        spec = FormSpec.parse(value)
+        for group in spec.groups:
+            if group.settings is not None:
+                validate_choice("settings", group.settings, self._classes)
+        return spec
+
     def _state(self, group: Group, values: Mapping[str, Any]) -> FormState:
         cls = self._classes.get(group.settings or "")
         if cls is None:
             return FormState()
-        own = {k: v for k, v in values.items() if k.partition(".")[0] in cls.model_fields}
-        return state_of(cls, own)
+        return state_of(cls, {k: v for k, v in values.items() if k not in group.texts})
 
     @skip_on_fault("updating a form")
     def _update(self, group: Group, fields: Fields, form: Any) -> list[Any]:
         """Updates of a group's components after an edit."""
-        values = group.values(FormValues.of(form).values)
+        values = group.current(FormValues.of(form).values)
         state = self._state(group, values)
         title = gr.skip() if state.hidden is None else gr.update(label=heading(group, state))
         return [title, *fields.updates(values, state)]
@@ -242,7 +242,7 @@ class SettingsForm:
         old, values = FormSpec.parse(spec), FormValues.of(form).values
         group = next(group for group in old.groups if group.name == name)
         cls = self._classes[group.settings or ""]
-        new = group.with_inner(setting, inner_controls(cls, setting, decoding_type))
+        new = group.with_inner(cls, setting, decoding_type)
         own = {k: v for k, v in values.get(name, {}).items() if not k.startswith(f"{setting}.")}
         groups = [new if one is group else one for one in old.groups]
         return old.replace(groups=groups, values={**values, name: own}).model_dump()

@@ -13,20 +13,14 @@ from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.fastest import OWNER, plan_of
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
+from playground.host.controls import FormValues, changed_by
 from playground.host.doctor import diagnose
 from playground.host.live import API_OWNER
-from playground.host.request import (
-    DTYPES,
-    FormValues,
-    config_of,
-    read_request,
-    read_run_id,
-)
+from playground.host.request import DTYPES, read_request, read_run_id
 from playground.host.result import as_set_sentence
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
-from playground.web.address import address_js, link_params, switch_to
-from playground.web.benchmark import BenchmarkPage
+from playground.web.address import address_js, link_params
 from playground.web.components import static_text, token_panels
 from playground.web.forms import (
     QUEUED,
@@ -47,6 +41,7 @@ from playground.web.generate_form import (
     with_text_drafting,
 )
 from playground.web.memory import chat_of, keep_form, last_run_of, last_shown_js, owner_of
+from playground.web.navigator import Navigator
 from playground.web.results import HTML, definitions_html, sentence_html
 from playground.web.target import TargetOpener
 from storage import RunDetail
@@ -85,10 +80,10 @@ class GeneratePage:
         experiments: Experiments,
         history: History,
         tab: gr.HTML,
-        tabs: gr.HTML,
+        nav: Navigator,
     ) -> None:
-        """`tab` identifies the browser tab; `tabs` selects a page."""
-        self.host, self.tab, self.tabs = host, tab, tabs
+        """`tab` identifies the browser tab."""
+        self.host, self.tab, self.nav = host, tab, nav
         self.experiments = experiments
         self.catalog: Catalog = host.catalog
         self.history = history
@@ -100,12 +95,12 @@ class GeneratePage:
                 self._main()
         self.fields = {name: getattr(self, name) for name in FIELDS}
         self.fields |= {"form": self.form.values, "run_form": self.run_form.values}
-        self.form_parts = [self.target, self.method, self.form.spec, self.dtype]
-        self.form_parts += [self.run_form.spec, self.mode, self.system, self.prompt]
+        self.open_outputs = [self.target, self.method, self.form.spec, self.dtype]
+        self.open_outputs += [self.run_form.spec, self.mode, self.system, self.prompt]
         self.method_inputs = [self.target, self.method, self.form.values]
         self.status_outputs = [self.target_state, self.method, self.expected]
-        self.open_outputs = [tabs, self.target, self.method, self.form.spec]
         self._listen()
+        self._listen_to_links()
 
     # ---- layout
 
@@ -186,7 +181,7 @@ class GeneratePage:
 
         form = [self.form.spec, self.form.values]
         self.panel.by_text(draft_by_text, form, self.form.spec, **UNQUEUED)
-        self.examples.listen(self)
+        self.examples.listen(self.open, self.open_outputs)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **UNQUEUED)
         self.stop.click(self.stop_runs, [self.tab, self.panel], None, api_name="stop", **UNQUEUED)
         self._listen_to_pickers()
@@ -301,7 +296,7 @@ class GeneratePage:
     def describe_expected(self, target: Any, method: Any, form: Any) -> str:
         """The expected cost of `drafting: as set`; empty for `drafting: auto`."""
         values = FormValues.of(form).values.get("method", {})
-        config = config_of(self.catalog.method(method), values)
+        config = changed_by(self.catalog.method(method).config, values)
         name = self.catalog.target(target).name
         sentence = as_set_sentence(self.host.experience, name, config)
         return sentence_html(sentence) if sentence else ""
@@ -365,15 +360,11 @@ class GeneratePage:
 
     # ---- opened by other pages, by URLs and after a reload
 
-    def open(self, target: str, method: str, settings: dict[str, Any]) -> Updates:
-        """Updates of `open_outputs`: this page with a method. Raises ConfigError."""
-        filled = self.form_values.of_method(target, method, settings)
-        return dict(zip(self.open_outputs, (switch_to("generate"), *filled), strict=True))
-
-    def open_run(self, run: RunDetail) -> Updates:
-        """Updates of `tabs` and all of `form_parts`: this page, ready to repeat a stored run."""
-        updates = dict(zip(self.form_parts, self.form_values.of_run(run), strict=True))
-        return {self.tabs: switch_to("generate"), **updates}
+    def open(self, *, run: RunDetail | None = None, **method: Any) -> Updates:
+        """Updates of `open_outputs` by `of_run` or `of_method`. Raises ConfigError."""
+        form = self.form_values
+        filled = form.of_method(**method) if run is None else form.of_run(run)
+        return dict(zip(self.open_outputs, filled, strict=False))
 
     def listen_to_opener(self, page: gr.Blocks, others: Sequence[gr.Dropdown]) -> None:
         """Open targets by path or hub id; a target picked here is picked on all pages."""
@@ -383,32 +374,29 @@ class GeneratePage:
         pickers = [self.target, *others]
         page.load(lambda: self.opener.menus(pickers), None, pickers, **UNQUEUED)
 
-    def listen_to_search(self, benchmark: BenchmarkPage) -> None:
-        """Find the fastest method for the prompt, on the Benchmark page."""
+    def _listen_to_links(self) -> None:
+        """Find the fastest method on the Benchmark page; open a tree, or a run, on its page."""
 
         def find(*values: Any) -> Updates:
-            search = attempt(
-                lambda: self.experiments.start(
-                    plan_of(self.catalog, self.host.log, self._search_request(*values)),
-                    owner=OWNER,
-                ),
-                where="finding the fastest",
-            )
+            def start() -> str:
+                plan = plan_of(self.catalog, self.host.log, self._search_request(*values))
+                return self.experiments.start(plan, owner=OWNER).id
+
+            search = attempt(start, where="finding the fastest")
             if isinstance(search, Fault):
                 return {self.panel: refusal(search.sentence, chat_of(values[-1]))}
-            return {
-                self.tabs: switch_to(benchmark.name),
-                benchmark.picker: benchmark.menu(search.id),
-                benchmark.configuration: None,
-            }
+            return self.nav.to("benchmark", benchmark=search)
 
-        outputs = [self.panel, self.tabs, benchmark.picker, benchmark.configuration]
-        searched = self.search.click(find, [*self.fields.values(), self.panel], outputs, **RAW)
-        searched.then(None, js=SHOW_SEARCH, **UNQUEUED)
+        inputs = [*self.fields.values(), self.panel]
+        click = self.search.click
+        self.nav.link(click, ["benchmark"], find, inputs, self.panel, then_js=SHOW_SEARCH)
+        self.nav.link_tree(self.form, self.target)
+        self.nav.link_run(self.panel)
+        self.nav.at_load(self._listen_to_load)
 
-    def listen_to_links(self, page: gr.Blocks) -> None:
+    def _listen_to_load(self, page: gr.Blocks) -> None:
         """Restore the form, or fill it in from the URL's run; show that run."""
-        read = keep_form(page, self.fields, self.form_values.initial_values, self.form_parts)
+        read = keep_form(page, self.fields, self.form_values.initial_values, self.open_outputs)
         read.then(self.describe_status, self.method_inputs, self.status_outputs, **RAW)
         js = last_shown_js("generate", "run")
         followed = read.then(self.follow_link, [self.tab] * 3, self.panel, js=js, **QUEUED)

@@ -18,13 +18,12 @@ from playground.deploy.files import MAX_CHARS
 from playground.errors import Fault, attempt
 from playground.experiments.forms import closest_method
 from playground.host.catalog import Catalog
-from playground.host.controls import changed_controls, group_of, settings_from
+from playground.host.controls import INNER_TYPE, Group, Values, changed_by, spec_of
 from playground.host.methods import read_method
 from playground.host.request import (
     DTYPES,
     MAX_PROMPT_CHARS,
     MAX_SYSTEM_CHARS,
-    config_of,
     read_run_id,
 )
 from playground.host.runner import EngineHost
@@ -32,7 +31,7 @@ from playground.host.stream import stored_run
 from playground.runs.details import request_of
 from playground.web.address import link_params
 from playground.web.fields import without_links
-from playground.web.forms import QUEUED, RAW, Page, Updates, skip_on_fault
+from playground.web.forms import QUEUED, RAW, Updates, skip_on_fault
 from playground.web.memory import memory_choice, memory_settings, memory_text
 from playground.web.results import show_fault_in
 from presets import MethodPreset
@@ -45,21 +44,18 @@ SAMPLE = """speculative_config:
 
 
 def method_form(
-    method: MethodPreset, key: str, values: Mapping[str, Any] | None = None
+    method: MethodPreset, key: str, settings: Values | None = None, values: Any = None
 ) -> dict[str, Any]:
-    """The form of a method's settings; `values` of the controls that differ from them."""
-    config = method.config
-    group = group_of("method", type(config).title, config, note=method.description, values=values)
-    return {"groups": [group], "values": {"method": values} if values else {}, "method": key}
+    """The form of a method: `settings` that differ from its own, `values` of controls by group."""
+    config = changed_by(method.config, settings or {})
+    group = Group.of("method", type(config).title, config, note=method.description)
+    return spec_of(group, values=values, method=key)
 
 
-def run_form(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of sampling and limits; `values` that differ from the defaults, by group."""
-    groups = [
-        group_of("sampling", "Sampling", Sampling()),
-        group_of("limits", "Limits", Limits()),
-    ]
-    return {"groups": groups, "values": values}
+def run_form(sampling: Sampling, limits: Limits, values: Any = None) -> dict[str, Any]:
+    """The form of sampling and limits; `values` of controls by group."""
+    groups = Group.of("sampling", "Sampling", sampling), Group.of("limits", "Limits", limits)
+    return spec_of(*groups, values=values)
 
 
 def with_text_drafting(form: Any) -> Any:
@@ -105,17 +101,18 @@ class GenerateForm:
         method = self._catalog.method(key)
         form = memory.get("form")
         old_key = form.get("method") if isinstance(form, dict) else None
-        own = memory_settings(form, "method", partial(config_of, method)) if old_key == key else {}
+        own = memory_settings(form, "method", method.config) if old_key == key else {}
+        inner = {name: value for name, value in own.items() if name.endswith(f".{INNER_TYPE}")}
         shared = {
-            group: memory_settings(memory.get("run_form"), group, partial(settings_from, cls))
-            for group, cls in (("sampling", Sampling), ("limits", Limits))
+            group: memory_settings(memory.get("run_form"), group, start)
+            for group, start in (("sampling", Sampling()), ("limits", Limits()))
         }
         return [
             gr.update(choices=self._catalog.target_choices(), value=target),
             gr.update(choices=choices, value=key),
-            method_form(method, key, own),
+            method_form(method, key, inner, {"method": own}),
             memory_choice(memory, "dtype", DTYPES, "auto"),
-            run_form(shared),
+            run_form(Sampling(), Limits(), shared),
             memory_choice(memory, "mode", ("chat", "raw"), "chat"),
             memory_text(memory, "system", MAX_SYSTEM_CHARS),
             memory_text(
@@ -129,15 +126,11 @@ class GenerateForm:
         Raises ConfigError: its target or method is not offered here.
         """
         request = request_of(self._catalog, run)
-        shared = {
-            "sampling": changed_controls(request.sampling, Sampling()),
-            "limits": changed_controls(request.limits, Limits()),
-        }
         key = closest_method(self._catalog, request.config, request.target.name)
         settings = request.config.model_dump(exclude={"decoding_type"})
         picked = self.of_method(request.target.name, key, settings)
-        values = request.dtype, run_form(shared), request.mode, request.system, request.prompt
-        return *picked, *values
+        shared = run_form(request.sampling, request.limits)
+        return *picked, request.dtype, shared, request.mode, request.system, request.prompt
 
     def of_file(self, target: Any, config: MethodConfig) -> tuple[Any, Any]:
         """Values of method and form for settings from a file.
@@ -148,15 +141,13 @@ class GenerateForm:
         key = closest_method(self._catalog, config, name)
         return self.of_method(name, key, config.model_dump(exclude={"decoding_type"}))[1:]
 
-    def of_method(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def of_method(self, target: str, method: str, settings: Values) -> tuple[Any, ...]:
         """Values of target, method and form for a method with these settings.
 
         Raises ConfigError: target or method is not offered here.
         """
         choices = self._host.menu.choices(self._catalog.target(target).name)
-        picked = self._catalog.method(method)
-        changes = changed_controls(picked.config.replace(**settings), picked.config)
-        form = method_form(picked, method, changes)
+        form = method_form(self._catalog.method(method), method, settings)
         return target, gr.update(choices=choices, value=method), form
 
 
@@ -257,15 +248,16 @@ class Examples:
         name = self._catalog.method(key).title.split(" for ")[0]
         return {"value": f"A draft tree ({name} as in the paper)", "visible": True}
 
-    def listen(self, page: Page) -> None:
+    def listen(self, open_method: Callable[..., Updates], outputs: Sequence[Any]) -> None:
         """Fill in the page's form with the settings of an example when it is run."""
 
         @skip_on_fault("an example")
         def fill(draws_tree: bool, target: Any) -> Updates:
-            return page.open(target, *self._method(target, draws_tree))
+            method, settings = self._method(target, draws_tree)
+            return open_method(target=target, method=method, settings=settings)
 
         for button, draws_tree in self.buttons.items():
-            button.click(partial(fill, draws_tree), self._target, page.open_outputs, **RAW)
+            button.click(partial(fill, draws_tree), self._target, list(outputs), **RAW)
         self._target.change(
             lambda target: gr.update(**self._about(target)), self._target, self._tree, **RAW
         )

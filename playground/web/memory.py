@@ -14,7 +14,7 @@ import gradio as gr
 
 from engine.config import Settings
 from playground.errors import Fault, attempt
-from playground.host.request import FormValues
+from playground.host.controls import FormValues, changed_by
 from playground.web.components import hidden_value, text_of
 from playground.web.forms import UNQUEUED
 
@@ -123,14 +123,14 @@ def memory_choice(memory: Mapping[str, Any], name: str, choices: Sequence[Any], 
     return value if value in choices else start
 
 
-def memory_settings(form: Any, group: str, parse: Callable[[dict[str, Any]], Settings]) -> Any:
-    """The stored values of a form's group without those that `parse` refuses."""
+def memory_settings(form: Any, group: str, start: Settings) -> dict[str, Any]:
+    """The stored values of a form's group, each of which the settings accept."""
     values = attempt(lambda: FormValues.of(form).values.get(group, {}), where="a stored form")
     if isinstance(values, Fault):
         return {}
 
     def is_valid(name: str, value: Any) -> bool:
-        parsed = attempt(lambda: parse({name: value}), where=f"a stored {name}")
-        return not isinstance(parsed, Fault)
+        changed = attempt(lambda: changed_by(start, {name: value}), where=f"a stored {name}")
+        return not isinstance(changed, Fault)
 
     return {name: value for name, value in values.items() if is_valid(name, value)}

@@ -120,14 +120,6 @@ def show_fault_in(
     return on_fault(lambda fault: {message: render(fault)}, where=where)
 
 
-def open_on_click(
-    button: gr.Button, listener: Listener, inputs: Components, outputs: Components, state: gr.HTML
-) -> None:
-    """Let a button open another page by a listener's updates; `state` shows why it cannot."""
-    go = show_fault_in(state, where="opening another page")(listener)
-    button.click(go, list(inputs), [state, *outputs], **RAW)
-
-
 def save_on_click(
     button: gr.Button, read: Callable[..., tuple[str, str]], inputs: Components, message: gr.HTML
 ) -> None:

@@ -14,9 +14,9 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal, stored_run
 from playground.runs.details import Annotation, facts, request_again, split_tags
 from playground.web.components import token_panels
-from playground.web.forms import UNQUEUED, Updates, on_fault
-from playground.web.generate import GeneratePage
+from playground.web.forms import Updates, on_fault
 from playground.web.memory import owner_of
+from playground.web.navigator import Navigator
 from playground.web.results import HTML, definitions_html, sentence_html, show_fault_in
 
 FACTS = HTML.from_string("""
@@ -111,14 +111,14 @@ class OpenRun:
     def stop_runs(self, tab: Any, request: gr.Request) -> None:
         self.host.cancel_owner(owner_of(tab, request))
 
-    # ---- link to the Generate page
+    # ---- links to other pages
 
-    def listen_to_generate(self, generate: GeneratePage, message: gr.HTML) -> None:
-        """Open a run's settings and prompt on the Generate page."""
+    def link(self, nav: Navigator, message: gr.HTML) -> None:
+        """Open the run's settings and prompt on the Generate and Compare pages."""
 
         @show_fault_in(message, where="opening a run in Generate")
         def take(run_id: str) -> Updates:
-            return generate.open_run(stored_run(self.host.log, read_run_id(run_id)))
+            return nav.to("generate", run=stored_run(self.host.log, read_run_id(run_id)))
 
-        outputs = [message, generate.tabs, *generate.form_parts]
-        self.generate.click(take, self.id, outputs, **UNQUEUED)
+        nav.link(self.generate.click, ["generate"], take, self.id, message)
+        nav.link_run(self.panel)

@@ -24,6 +24,7 @@ from playground.runs.table import RunTable
 from playground.web.address import link_params
 from playground.web.components import module_component
 from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates, on_fault
+from playground.web.navigator import Navigator
 from playground.web.results import HTML, Cell, sentence_html, table_html
 from playground.web.run_details import OpenRun
 from playground.web.run_files import RunFiles
@@ -84,9 +85,9 @@ class RunsPage:
         inputs: the table and the components that select its rows, in the order of `query`.
     """
 
-    def __init__(self, host: EngineHost, history: History, tab: gr.HTML, tabs: gr.HTML) -> None:
-        """`tab` identifies the browser tab; `tabs` selects a page."""
-        self.log, self.tab, self.tabs = host.log, tab, tabs
+    def __init__(self, host: EngineHost, history: History, tab: gr.HTML, nav: Navigator) -> None:
+        """`tab` identifies the browser tab."""
+        self.log, self.tab = host.log, tab
         self.runs = RunTable(host.log, host.catalog.types)
         with gr.Row(elem_id="pg-runs-filters"):
             self._filters()
@@ -110,11 +111,13 @@ class RunsPage:
             self.close = gr.Button("Close", size="sm", elem_id="pg-runs-close")
         self.compared = [comparison, table]
         self.open_run = OpenRun(host, history)
+        self.open_run.link(nav, self.message)
         self.filters: list[Any] = [self.search, self.status, self.target, self.method, self.further]
         self.filters.append(self.group)
         self.outputs = [self.table, *self.filters]
         self.inputs = [*self.outputs, self.columns]
         self._listen()
+        nav.at_load(self._listen_to_load)
 
     # ---- layout
 
@@ -341,7 +344,7 @@ class RunsPage:
 
     # ---- links
 
-    def listen_to_links(self, page: gr.Blocks) -> None:
+    def _listen_to_load(self, page: gr.Blocks) -> None:
         """`?run=ID` opens that run, `?runs=…` that table; other links leave the page as it is."""
         # Outside the tab, because in a tab that was never opened it would not be read.
         memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")

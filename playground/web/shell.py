@@ -14,7 +14,6 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.training.service import Trainings
 from playground.web.access import LOG_FAILED
-from playground.web.address import switch_to, tab_switch
 from playground.web.benchmark import BenchmarkPage
 from playground.web.compare import ComparePage
 from playground.web.components import module_component, text_of
@@ -23,6 +22,7 @@ from playground.web.deploy import DeployPage
 from playground.web.forms import RAW, Updates, skip_on_fault
 from playground.web.generate import GeneratePage
 from playground.web.memory import tab_identity
+from playground.web.navigator import Navigator, Page, switch_to
 from playground.web.runs import RunsPage
 from playground.web.sweep import SweepPage
 from playground.web.train import TrainPage
@@ -66,55 +66,41 @@ def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=DELETE_CACHE_S
     ) as page:
         _heading(f"<h1>{TITLE}</h1>")
-        tab_id, tabs = tab_identity(), tab_switch()
+        tab_id, nav = tab_identity(), Navigator()
         with gr.Tabs():
             with _page("Generate"):
-                generate = GeneratePage(host, experiments, history, tab_id, tabs)
+                generate = GeneratePage(host, experiments, history, tab_id, nav)
             with _page("Compare"):
-                compare = ComparePage(host, experiments, history, tab_id, tabs)
+                compare = ComparePage(host, experiments, history, tab_id, nav)
             with _page("Tree"):
-                tree = TreePage(host, tabs)
+                tree = TreePage(host, nav)
             with _page("Benchmark") as tab:
-                bench = BenchmarkPage(host, experiments, tab)
+                bench = BenchmarkPage(host, experiments, tab, nav)
             with _page("Sweep") as tab:
-                sweep = SweepPage(host, experiments, tab)
+                sweep = SweepPage(host, experiments, tab, nav)
             with _page("Train") as tab:
-                train = TrainPage(host, experiments, Trainings(host, trained), tab)
+                train = TrainPage(host, experiments, Trainings(host, trained), tab, nav)
             with _page("Runs"):
-                runs = RunsPage(host, history, tab_id, tabs)
+                runs = RunsPage(host, history, tab_id, nav)
             with _page("Deploy") as tab:
-                deploy = DeployPage(host, tab, tabs)
+                deploy = DeployPage(host, tab)
             with _page("Connect"):
                 ConnectPage(host.catalog, host.log)
-        for linked in (generate, runs, compare, tree):
-            linked.listen_to_links(page)
-        bench.listen(generate, tree, deploy)
-        sweep.listen(generate)
-        tree.listen_to_use(generate, compare)
-        generate.listen_to_search(bench)
-        runs.open_run.listen_to_generate(generate, runs.message)
+        pages: dict[str, Page] = {"generate": generate, "compare": compare, "tree": tree}
+        nav.connect(page, {**pages, "benchmark": bench, "deploy": deploy})
         compare.prompts.follow(generate.panel)
-        for panel in (generate.panel, runs.open_run.panel):
-            compare.listen_to_runs(panel)
-        for form, target in (
-            (generate.form, generate.target),
-            (compare.form, compare.target),
-            (bench.configurations.form, bench.target),
-            (sweep.form, sweep.target),
-        ):
-            tree.listen_to_form(form, target)
-        pickers = [one.target for one in (compare, bench, sweep, deploy, train)]
-        generate.listen_to_opener(page, pickers)
+        generate.listen_to_opener(
+            page, [one.target for one in (compare, bench, sweep, deploy, train)]
+        )
         drafting = [(one.target, one.configurations.adder) for one in (compare, bench)]
         drafting.append((sweep.target, sweep.method))
         menus = [(target, method, host.menu.drafting) for target, method in drafting]
-        menus.append((generate.target, generate.method, host.menu.choices))
-        train.listen(page, generate, compare, menus)
-        add_palette(generate, runs)
+        train.list_in(page, [*menus, (generate.target, generate.method, host.menu.choices)])
+        add_palette(nav, generate, runs)
     return page
 
 
-def add_palette(generate: GeneratePage, runs: RunsPage) -> None:
+def add_palette(nav: Navigator, generate: GeneratePage, runs: RunsPage) -> None:
     """Ctrl+K: methods are picked on Generate, runs opened on Runs; the browser adds the rest."""
     methods_of = generate.host.menu.choices
     box = module_component(
@@ -138,11 +124,11 @@ def add_palette(generate: GeneratePage, runs: RunsPage) -> None:
     def open_run(value: Any, *table: Any) -> Updates:
         run = text_of(value, "picked")
         rows = skip_on_fault("opening a run")(runs.draw_repeated)(run, *table)
-        return {runs.tabs: switch_to("runs"), runs.table: rows, **runs.open_run.opened(run)}
+        return {nav.tabs: switch_to("runs"), runs.table: rows, **runs.open_run.opened(run)}
 
     box.opened(list_entries, generate.target, box, **RAW)
-    box.method(pick_method, [box, generate.target], [generate.tabs, generate.method], **RAW)
-    outputs = [runs.tabs, runs.table, *runs.open_run.outputs]
+    box.method(pick_method, [box, generate.target], [nav.tabs, generate.method], **RAW)
+    outputs = [nav.tabs, runs.table, *runs.open_run.outputs]
     box.run(open_run, [box, *runs.inputs], outputs, **RAW)
 
 

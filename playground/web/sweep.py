@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, get_args
 
 import gradio as gr
@@ -11,24 +10,19 @@ import gradio as gr
 from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
-from playground.experiments.forms import SweepForm
+from playground.experiments.forms import SweepExtent, SweepForm
 from playground.experiments.plan import SweepPlan
 from playground.experiments.report.columns import COLUMNS
 from playground.experiments.service import ExperimentState
-from playground.experiments.space import Objective, point_text, tunables_of
+from playground.experiments.space import Objective, point_text, suggested_range, tunables_of
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import AS_GOOD, BEST, SweepResults
 from playground.experiments.sweep.trials import Trial
-from playground.host.controls import Control, group_of
-from playground.host.request import DTYPES, FormValues, texts
+from playground.host.controls import Control, FormValues, Group, spec_of
+from playground.host.request import DTYPES, texts
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import RAW, RAW_LATEST, Page, SettingsForm, Updates, skip_on_fault
-from playground.web.results import (
-    HTML,
-    open_on_click,
-    sentence_html,
-    table_html,
-)
+from playground.web.forms import RAW, RAW_LATEST, SettingsForm, Updates, skip_on_fault
+from playground.web.results import HTML, sentence_html, table_html
 
 RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
 CARD = HTML.from_string("""
@@ -78,9 +72,8 @@ class SweepPage(ExperimentPage):
         types = self.catalog.types.values()
         drawn = self._form_spec(first, varied)
         self.form = SettingsForm(drawn, elem_id="pg-sweep-form", classes=types)
-        start = SweepForm(target="", dtype="", method="")
-        group = group_of("plan", "Plan", start, skip=(*PICKED, "settings", "vary"))
-        self.plan_form = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
+        spec = spec_of(Group.of("plan", "Plan", SweepExtent(), skip=["objective"]))
+        self.plan_form = SettingsForm(spec, elem_id="pg-sweep-plan", classes=[SweepExtent])
         self.fields = {name: getattr(self, name) for name in (*PICKED, "vary")}
         self.fields |= {"form": self.form.values, "plan": self.plan_form.values}
 
@@ -102,30 +95,33 @@ class SweepPage(ExperimentPage):
 
     def _tunables(self, key: Any) -> tuple[list[tuple[str, str]], list[str]]:
         """Labels and names of the settings that can vary; names of those varied at the start."""
-        tunables = tunables_of(self.catalog.method(key).config)
-        return [(k.label, k.field) for k in tunables], [
-            k.field for k in tunables if k.is_number and k.suggested
-        ][:1]
+        config = self.catalog.method(key).config
+        tunables = tunables_of(config)
+        numbers = [one for one in tunables if one.is_number]
+        varied = [n.name for n in numbers if suggested_range(n, getattr(config, n.name))]
+        return [(label_of(one), one.name) for one in tunables], varied[:1]
 
     def _form_spec(self, key: Any, varied: Sequence[str], values: Any = None) -> dict[str, Any]:
         """The form of a method's settings: ranges of the varied ones, values of the others."""
         method = self.catalog.method(key)
-        ranges = [
-            asdict(Control(one.field, one.label, RANGE, "text", one.suggested))
-            for one in tunables_of(method.config)
-            if one.field in varied
-        ]
-        vary = {"name": "vary", "title": "Ranges", "open": True, "fields": ranges}
+        config = method.config
+        ranges = [one for one in tunables_of(config) if one.name in varied]
+        vary = Group(
+            name="vary",
+            title="Ranges",
+            texts={one.name: (label_of(one), RANGE) for one in ranges},
+            values={one.name: suggested_range(one, getattr(config, one.name)) for one in ranges},
+        )
         title, note = "Fixed settings", method.description
-        fixed = group_of("settings", title, method.config, is_open=False, note=note, skip=varied)
-        groups = [vary, fixed] if ranges else [fixed]
-        return {"method": key, "values": values or {}, "groups": groups}
+        fixed = Group.of("settings", title, config, open=False, note=note, skip=varied)
+        return spec_of(*[vary] * bool(ranges), fixed, values=values, method=key)
 
     def _listen_to_setup(self) -> None:
         self.target.change(self.pick_target, [self.target, self.method], self.method, **RAW)
         self.method.change(self.pick_method, self.method, [self.vary, self.form.spec], **RAW)
         drawn = [self.method, self.vary, self.form.values]
         self.vary.input(self.pick_varied, drawn, self.form.spec, **RAW_LATEST)
+        self.nav.link_tree(self.form, self.target)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
         return SweepForm.parse(form_of(values)).plan(self.catalog)
@@ -169,15 +165,22 @@ class SweepPage(ExperimentPage):
             None if isinstance(drawn, Fault) else drawn,
         ]
 
-    def listen(self, generate: Page) -> None:
+    def _listen_to_links(self) -> None:
         """Open a trial's settings on the Generate page."""
 
         def use(picked: Any, trial: Any) -> Updates:
             results = self.read(read_key(picked)).results
-            settings = results.config(trial or BEST).model_dump(exclude={"decoding_type"})
-            return generate.open(results.plan.target.name, results.plan.swept.name, settings)
+            plan, config = results.plan, results.config(trial or BEST)
+            settings, method = config.model_dump(exclude={"decoding_type"}), plan.swept.name
+            target = plan.target.name
+            return self.nav.to("generate", target=target, method=method, settings=settings)
 
-        open_on_click(self.use, use, [self.picker, self.trial], generate.open_outputs, self.state)
+        self.open_on_click(self.use, "generate", use, self.trial)
+
+
+def label_of(tunable: Control) -> str:
+    """Its title and its name."""
+    return f"{tunable.label} ({tunable.name})"
 
 
 def form_of(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
 from playground.experiments.cluster import PoolConfig
 from playground.experiments.service import Experiments
-from playground.host.controls import group_of
-from playground.host.request import DTYPES, FormValues
+from playground.host.controls import FormValues, Group, spec_of
+from playground.host.request import DTYPES
 from playground.host.runner import EngineHost
 from playground.training import ABOUT
 from playground.training.figures import FIGURES
@@ -26,8 +26,9 @@ from playground.training.service import Trainings, TrainingState
 from playground.training.work import outlook
 from playground.web.components import hidden_value, text_of
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
-from playground.web.results import HTML, open_on_click
+from playground.web.forms import RAW, UNQUEUED, SettingsForm, Updates
+from playground.web.navigator import Navigator
+from playground.web.results import HTML, show_fault_in
 from playground.web.sweep import CARD
 
 MAX_LISTED = 100
@@ -55,10 +56,15 @@ class TrainPage(ExperimentPage):
     )
 
     def __init__(
-        self, host: EngineHost, experiments: Experiments, trainings: Trainings, tab: gr.Tab
+        self,
+        host: EngineHost,
+        experiments: Experiments,
+        trainings: Trainings,
+        tab: gr.Tab,
+        nav: Navigator,
     ) -> None:
         self.trainings = trainings
-        super().__init__(host, experiments, tab)
+        super().__init__(host, experiments, tab, nav)
         self.place.visible, self.start.value = False, "Start training"  # no cluster trains
 
     # ---- layout
@@ -153,23 +159,26 @@ class TrainPage(ExperimentPage):
 
     # ---- links to other pages
 
-    def listen(self, page: gr.Blocks, generate: Page, compare: Page, menus: Menus) -> None:
-        """Open a drafter on Generate or Compare, export it, and list it in the pages' menus."""
+    def _listen_to_links(self) -> None:
+        """Open a drafter on Generate or Compare, or export it."""
 
-        def open_on(page: Page, picked: Any) -> Updates:
-            return page.open(*self.trainings.method(read_key(picked)), {})
+        def open_on(page: str, picked: Any) -> Updates:
+            target, method = self.trainings.method(read_key(picked))
+            return self.nav.to(page, target=target, method=method, settings={})
 
+        @show_fault_in(self.state, where="exporting a drafter")
         def save(picked: Any) -> Updates:
             into = Path(self.download.GRADIO_CACHE) / "drafters"
             file = self.trainings.export(read_key(picked), into)
             return {self.download: gr.File(str(file), visible=True)}
 
-        picked = [self.picker]
-        for button, other in ((self.use, generate), (self.compare, compare)):
-            listener = partial(open_on, other)
-            open_on_click(button, listener, picked, other.open_outputs, self.state)
-        open_on_click(self.export, save, picked, [self.download], self.state)
+        for button, page in ((self.use, "generate"), (self.compare, "compare")):
+            self.open_on_click(button, page, partial(open_on, page))
+        self.export.click(save, self.picker, [self.state, self.download], **RAW)
         self.picker.change(lambda: gr.File(visible=False), None, self.download, **RAW)
+
+    def list_in(self, page: gr.Blocks, menus: Menus) -> None:
+        """List the trained drafters in the pages' menus."""
 
         def update_menus(*targets: Any) -> list[Any]:
             listed = zip(menus, targets, strict=True)
@@ -184,15 +193,12 @@ def training_form(method: Any) -> dict[str, Any]:
     """The form of a training's settings."""
     name = method if isinstance(method, str) and method in METHODS else next(iter(KINDS))
     recipe: TrainSettings = METHODS[name]()
-    return {
-        "method": method,
-        "values": {},
-        "groups": [
-            group_of("budget", "Budget", Budget()),
-            group_of("training", "Training", recipe, is_open=False, skip=["begin_with"]),
-            group_of("session", "Measuring", PAGE_SESSION, is_open=False),
-        ],
-    }
+    return spec_of(
+        Group.of("budget", "Budget", Budget()),
+        Group.of("training", "Training", recipe, open=False, skip=["begin_with"]),
+        Group.of("session", "Measuring", PAGE_SESSION, open=False),
+        method=method,
+    )
 
 
 def card_html(state: TrainingState) -> str:

@@ -12,9 +12,10 @@ from engine.figures import TREE_FIGURES
 from playground.errors import Fault
 from playground.host.runner import EngineHost
 from playground.trees.editor import REQUESTS, TreeEditor, TreeRequest, read_tree_choice
-from playground.web.address import link_params, switch_to
+from playground.web.address import link_params
 from playground.web.components import module_component, server_function, static_text
-from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates, on_fault
+from playground.web.forms import UNQUEUED, Updates, on_fault
+from playground.web.navigator import Navigator
 
 
 class TreePage:
@@ -24,9 +25,8 @@ class TreePage:
         open_outputs: components that `open` updates.
     """
 
-    def __init__(self, host: EngineHost, tabs: gr.HTML) -> None:
-        """`tabs` selects a page."""
-        self.catalog, self.tabs = host.catalog, tabs
+    def __init__(self, host: EngineHost, nav: Navigator) -> None:
+        self.catalog = host.catalog
         editor = TreeEditor(host)
         self.component = module_component(
             "tree/editor.js",
@@ -39,13 +39,15 @@ class TreePage:
             arguments={"figures": TREE_FIGURES},
             elem_id="pg-tree",
         )
-        self.open_outputs = [tabs, self.component]
+        self.open_outputs = [self.component]
+        nav.at_load(self._listen_to_load)
+        self._listen_to_use(nav)
 
     def open(self, **link: str) -> Updates:
-        """Updates of `open_outputs`: this page with a `tree`, `method`, `target` or `benchmark`."""
-        return {self.tabs: switch_to("tree"), self.component: _link_value(link)}
+        """Updates of `open_outputs`: a `tree`, `method`, `target` or `benchmark`."""
+        return {self.component: _link_value(link)}
 
-    def listen_to_links(self, page: gr.Blocks) -> None:
+    def _listen_to_load(self, page: gr.Blocks) -> None:
         """Open the tree in the URL."""
 
         def load(request: gr.Request) -> Any:
@@ -54,7 +56,7 @@ class TreePage:
 
         page.load(load, None, self.component, **UNQUEUED)
 
-    def listen_to_use(self, generate: Page, compare: Page) -> None:
+    def _listen_to_use(self, nav: Navigator) -> None:
         """Open another page with the tree in a method's settings."""
 
         def warn(fault: Fault) -> Any:
@@ -66,21 +68,11 @@ class TreePage:
             data = {} if event is None else event._data
             if not isinstance(data, dict):
                 return gr.skip()
-            page = generate if data.get("where") == "generate" else compare
-            return page.open(*read_tree_choice(self.catalog, data))
+            target, method, settings = read_tree_choice(self.catalog, data)
+            page = "generate" if data.get("where") == "generate" else "compare"
+            return nav.to(page, target=target, method=method, settings=settings)
 
-        outputs = dict.fromkeys([*generate.open_outputs, *compare.open_outputs])
-        self.component.use(use, None, list(outputs), **UNQUEUED)
-
-    def listen_to_form(self, form: SettingsForm, target: gr.Dropdown) -> None:
-        """Open the choice tree of a form."""
-
-        def show(choice: Any, target: Any) -> Updates:
-            choice = {**choice, "target": target} if isinstance(choice, dict) else {}
-            link = read_link({name: str(value) for name, value in choice.items() if value})
-            return {self.tabs: gr.skip()} if link is None else self.open(**link)
-
-        form.tree.change(show, [form.tree, target], self.open_outputs, **RAW)
+        nav.link(self.component.use, ["generate", "compare"], use)
 
 
 def _link_value(link: dict[str, str]) -> dict[str, Any]:

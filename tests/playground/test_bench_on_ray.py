@@ -15,6 +15,7 @@ from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage
 from playground.web.experiment import ExperimentPage, JobState, state_of
+from playground.web.navigator import Navigator
 from playground.web.sweep import SweepPage
 from storage import RunLog
 from tests.playground.bench import test_service as benchmarks
@@ -47,8 +48,8 @@ def test_the_pages_have_workers_measure_and_show_them(
         stack.enter_context(connected("local", cpus=2))
         service = Experiments(host)
         stack.callback(service.close)
-        bench = built(lambda: BenchmarkPage(host, Experiments(host), gr.Tab()))
-        sweep = built(lambda: SweepPage(host, service, gr.Tab()))
+        bench = built(lambda: BenchmarkPage(host, Experiments(host), gr.Tab(), Navigator()))
+        sweep = built(lambda: SweepPage(host, service, gr.Tab(), Navigator()))
         two = bench.pool("local", 2)
         ngram = [{"method": "ngram", "name": "ngram", "settings": {}}]
         form = benchmarks.asked(configurations=ngram, extent={"repeats": "3"})

@@ -15,11 +15,12 @@ from engine.training.methods import METHODS
 from engine.training.session import SessionSettings
 from playground.host.controls import (
     Control,
-    changed_controls,
+    Group,
+    changed_by,
     controls_of,
-    group_of,
     settings_from,
     state_of,
+    values_of,
 )
 from playground.training.plan import Budget
 
@@ -38,12 +39,12 @@ class Everything(Settings):
     tree: list[list[int]] = Field([[0]], strict=False)
 
 
-def by_name(settings: Settings) -> dict[str, Control]:
-    return {control.name: control for control in controls_of(settings)}
+def controls(settings: Settings) -> list[Control]:
+    return controls_of(type(settings), values_of(settings))
 
 
 def test_each_kind_of_field_gets_its_control() -> None:
-    kinds = [control.kind for control in by_name(Everything()).values()]
+    kinds = [control.kind for control in controls(Everything())]
     assert kinds == "slider slider text text choice flag text lines lines".split()
 
 
@@ -52,7 +53,8 @@ ALL = [*methods().values(), Sampling, Limits]
 
 @pytest.mark.parametrize("cls", ALL)
 def test_what_controls_show_parses_back_to_the_settings(cls: type[Settings]) -> None:
-    raw = {c.name: c.value for c in controls_of(cls.parse({}))}
+    raw = values_of(cls.parse({}))
+    assert {control.name for control in controls(cls.parse({}))} == {*raw}
     as_text = {k: str(v) if type(v) in (int, float) else v for k, v in raw.items()}
     assert settings_from(cls, raw) == settings_from(cls, as_text) == cls()
 
@@ -118,7 +120,7 @@ def test_every_control_has_a_title_that_is_not_made_from_its_name(cls: type[Sett
 
 @pytest.mark.parametrize("cls", ALL)
 def test_at_most_four_settings_stand_before_the_rest(cls: type[Settings]) -> None:
-    shown = [c.name for c in controls_of(cls.parse({})) if c.main and not c.section]
+    shown = [c.name for c in controls(cls.parse({})) if c.main and not c.section]
     hidden = state_of(cls, {}).hidden
     assert hidden is not None and len(set(shown) - hidden) <= 4
 
@@ -158,7 +160,7 @@ def test_sampling_shows_what_is_read_and_reads_a_grammar_at_once() -> None:
 @pytest.mark.parametrize("cls", methods().values())
 def test_every_acceptance_setting_says_whether_it_is_lossless(cls: type[MethodConfig]) -> None:
     kind = cls.model_fields["decoding_type"].default
-    for control in controls_of(cls.parse({})):
+    for control in controls(cls.parse({})):
         choices = (False, True) if control.kind == "flag" else control.choices
         for value in choices:
             state = state_of(cls, {control.name: value})
@@ -195,12 +197,10 @@ def test_a_fault_stands_at_its_control(name: str, raw: dict[str, Any], at: set[s
 def test_a_form_of_another_method_within_has_that_methods_controls() -> None:
     combined = methods()["Combined"].parse({})
     other = combined.replace(model={"decoding_type": "NGram", "max_draft_len": 3})
-    held = changed_controls(other, combined)
-    group = group_of("method", "Method", combined, values=held)
-    names = {control["name"] for control in group["fields"]}
+    group = Group.of("method", "Method", other)
+    names = {control.name for control in group.controls(type(combined))}
     assert "model.lookup" in names and "model.matrix_top_k" not in names
-    values = {c["name"]: held.get(c["name"], c["value"]) for c in group["fields"]}
-    assert settings_from(type(combined), values) == other
+    assert changed_by(combined, group.values) == other
     with pytest.raises(ConfigError, match="retrieval.decoding_type must be one of NGram, Suffix"):
         settings_from(type(combined), {"retrieval.decoding_type": "Medusa"})
 
@@ -208,7 +208,7 @@ def test_a_form_of_another_method_within_has_that_methods_controls() -> None:
 def test_numbers_of_a_list_are_written_with_commas() -> None:
     eagle3 = methods()["Eagle3"]
     found = settings_from(eagle3, {"eagle3_layers_to_capture": "2, 14, 27"})
-    assert by_name(found)["eagle3_layers_to_capture"].value == "2, 14, 27"
+    assert values_of(found)["eagle3_layers_to_capture"] == "2, 14, 27"
     assert found.model_dump()["eagle3_layers_to_capture"] == (2, 14, 27)
     with pytest.raises(ConfigError, match="eagle3_layers_to_capture"):
         settings_from(eagle3, {"eagle3_layers_to_capture": "2, x"})

@@ -30,7 +30,6 @@ from playground.export import (
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method, read_method
 from playground.host.runner import EngineHost
-from playground.web.address import tab_switch
 from playground.web.deploy import MAX_FILES, DeployPage, engine_choice, verdict_html
 from storage import RunLog
 from tests.playground.asks import finished, start
@@ -237,7 +236,7 @@ def test_targets_with_recurrent_layers_are_marked_as_such() -> None:
 
 def test_an_address_opens_the_same_whichever_answer_comes_last(host: EngineHost) -> None:
     finished(start(host))
-    page = built(lambda: DeployPage(host, gr.Tab(), tab_switch()))
+    page = built(lambda: DeployPage(host, gr.Tab()))
     fields = [None, "tiny", "trtllm", ""]
     asked: Any = SimpleNamespace(query_params={"deploy": "vllm", "of": "method:scripted"})
     shown = page.on_select(asked, "", *fields)

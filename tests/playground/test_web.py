@@ -14,14 +14,15 @@ from starlette.datastructures import QueryParams
 from engine.drafters import methods
 from engine.model.sources import TargetSpec
 from playground.experiments.service import Experiments
-from playground.host.controls import Group, group_of, state_of
+from playground.host.controls import Group, spec_of, state_of
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.address import link_params, tab_of, tab_switch
+from playground.web.address import link_params, tab_of
 from playground.web.fields import Fields
 from playground.web.forms import SettingsForm
 from playground.web.generate import GeneratePage
 from playground.web.memory import owner_of, tab_identity
+from playground.web.navigator import Navigator
 from tests.playground.asks import finished, start
 from tests.playground.serving import built
 from tests.playground.tiny import save_tiny_llama
@@ -53,10 +54,9 @@ def test_what_is_no_tab_is_told_apart_by_its_session(tab: object) -> None:
 
 def drawn(kind: str) -> tuple[Group, Fields, dict[str, Any]]:
     """The form of a method, and what it holds."""
-    group = Group.parse(group_of("method", "Method", methods()[kind].parse({})))
-    values = group.values(None)
-    state = state_of(methods()[kind], values)
-    return group, built(lambda: Fields(group.fields, values, state)), values
+    group = Group.of("method", "Method", methods()[kind].parse({}))
+    controls, state = group.controls(methods()[kind]), state_of(methods()[kind], group.values)
+    return group, built(lambda: Fields(controls, group.values, state)), {**group.values}
 
 
 def after(kind: str, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -64,7 +64,8 @@ def after(kind: str, **changes: Any) -> dict[str, dict[str, Any]]:
     _, fields, values = drawn(kind)
     values |= changes
     updates = fields.updates(values, state_of(methods()[kind], values))
-    return dict(zip(fields.components, updates[1:], strict=False))
+    by_part = dict(zip(fields.outputs, updates, strict=True))
+    return {name: by_part[part] for name, part in fields.components.items()}
 
 
 def test_an_edit_shows_and_hides_controls() -> None:
@@ -89,10 +90,10 @@ def form() -> SettingsForm:
 
 def test_another_method_within_a_method_brings_its_own_controls(form: SettingsForm) -> None:
     group, _, values = drawn("Combined")
-    asked = {"groups": [group.model_dump()], "values": {}, "method": "combined"}
+    asked = spec_of(group, method="combined")
     held = {"values": {"method": {**values, "min_match_len": 3}}}
     swapped = form._swap("method", "model", "NGram", asked, held)
-    names = [control["name"] for control in swapped["groups"][0]["fields"]]
+    names = [*swapped["groups"][0]["values"]]
     assert "model.lookup" in names and "model.matrix_top_k" not in names
     assert swapped["method"] == "combined"
     assert swapped["values"]["method"]["min_match_len"] == 3
@@ -107,7 +108,7 @@ def test_another_method_within_a_method_brings_its_own_controls(form: SettingsFo
 @pytest.fixture
 def page(host: EngineHost, history: History) -> GeneratePage:
     return built(
-        lambda: GeneratePage(host, Experiments(host), history, tab_identity(), tab_switch())
+        lambda: GeneratePage(host, Experiments(host), history, tab_identity(), Navigator())
     )
 
 

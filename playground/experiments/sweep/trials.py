@@ -27,7 +27,8 @@ from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import METHOD, Configuration, SweepPlan
 from playground.experiments.report.columns import Cell, Column
 from playground.experiments.report.report import Section, make_section
-from playground.experiments.space import Mode, Objective, Point, Space, Tunable, VariedSetting
+from playground.experiments.space import Mode, Objective, Point, Space, VariedSetting
+from playground.host.controls import Control
 from playground.host.speedup import Counts, key_of, pair_requests, prompt_counts
 
 MAX_REFUSED = 100
@@ -251,7 +252,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     return {v.field: _distribution(v, k) for v, k in zip(space.varied, space.tunables, strict=True)}
 
 
-def _distribution(vary: VariedSetting, tunable: Tunable) -> BaseDistribution:
+def _distribution(vary: VariedSetting, tunable: Control) -> BaseDistribution:
     if vary.values:
         return CategoricalDistribution(vary.values)
     low, high = vary.ends

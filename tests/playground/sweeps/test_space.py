@@ -15,6 +15,7 @@ from playground.experiments.space import (
     Space,
     VariedSetting,
     parse_vary,
+    suggested_range,
     tunables_of,
 )
 from playground.experiments.sweep.trials import distributions
@@ -29,25 +30,26 @@ def space(*vary: str, base: Any = NGRAM) -> Space:
 def test_every_bounded_number_literal_and_bool_can_be_varied() -> None:
     for cls in methods().values():
         base = cls.parse({})
-        known = {tunable.field: tunable for tunable in tunables_of(base)}
+        known = {tunable.name: tunable for tunable in tunables_of(base)}
         for field, info in cls.model_fields.items():
             if info.annotation is bool:
-                assert known[field].suggested == "false,true"
+                assert suggested_range(known[field], getattr(base, field)) == "false,true"
             if info.annotation in (int, float):
                 assert known[field].is_number
                 assert known[field].is_integer == (info.annotation is int)
         assert "decoding_type" not in known and not any("choices" in field for field in known)
-    literal = {tunable.field: tunable for tunable in tunables_of(NGRAM)}["lookup"]
-    assert literal.schema.choices == get_args(NGramConfig.model_fields["lookup"].annotation)
+    literal = {tunable.name: tunable for tunable in tunables_of(NGRAM)}["lookup"]
+    assert literal.choices == get_args(NGramConfig.model_fields["lookup"].annotation)
 
 
 def test_suggested_ranges_lie_within_the_bounds_and_hold_the_value() -> None:
     for cls in methods().values():
         base = cls.parse({})
         for tunable in tunables_of(base):
-            if tunable.suggested:
-                made = Space(base, [parse_vary(f"{tunable.field}={tunable.suggested}")])
-                assert made.contains({tunable.field: tunable.value}) or not tunable.value, tunable
+            name, value = tunable.name, getattr(base, tunable.name)
+            if suggested := suggested_range(tunable, value):
+                made = Space(base, [parse_vary(f"{name}={suggested}")])
+                assert made.contains({name: value}) or not value, tunable
 
 
 @pytest.mark.parametrize(
