@@ -79,7 +79,7 @@ def main() -> None:
     for temperature in map(float, options.temperatures.split(",")):
         sampling = Sampling(temperature=temperature)
         rule = RuleComparison(sampling)
-        drafter.rule = lambda _, rule=rule: rule  # type: ignore[method-assign,misc]
+        drafter.session = type("Compared", (drafter.session,), {"rule": lambda _, rule=rule: rule})
         for prompt in prompts:
             for _ in decode(
                 target, drafter, encode_question(target, prompt), sampling=sampling, limits=limits

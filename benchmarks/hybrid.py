@@ -21,11 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks import read_options
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.base import Drafter, Start
+from engine.drafters.base import Drafter, DraftSession
 from engine.metrics import measure
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
-from engine.proposal import Budget, Outcome, Proposal
+from engine.proposal import Budget, Proposal
 from engine.steps import End
 from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.latency import StepLatency
@@ -87,27 +87,28 @@ def random_target(family: str) -> Target:
     return Target(model, None, name=family)
 
 
+class _ScriptedSession(DraftSession["_Scripted"]):
+    _right = 0
+
+    def propose(self, budget: Budget) -> Proposal:
+        text, shape = self.drafter.text, self.drafter.shape
+        tokens, done = [self.root, *range(1, len(shape))], len(self.text) - self.log.num_prompt
+        depths = shape.depths.tolist()
+        path = shape.path_to(depths.index(max(depths)))
+        for depth, node in enumerate(path):
+            is_right = depth < self._right and done + depth < len(text)
+            tokens[node] = text[done + depth] if is_right else 0
+        self._right = (self._right + 1) % (shape.max_depth + 1)
+        return Proposal(torch.tensor(tokens), shape)
+
+
 class _Scripted(Drafter):
     """Drafts one shape; its first path is right for 0, 1, … all of its tokens, step by step."""
 
+    session = _ScriptedSession
+
     def __init__(self, text: Sequence[int], shape: TreeShape) -> None:
-        self._text, self._shape = text, shape
-
-    def start(self, start: Start) -> None:
-        self._root, self._done, self._right = start.root, 1, 0
-
-    def propose(self, budget: Budget) -> Proposal:
-        tokens = [self._root, *range(1, len(self._shape))]
-        depths = self._shape.depths.tolist()
-        path = self._shape.path_to(depths.index(max(depths)))
-        for depth, node in enumerate(path):
-            is_right = depth < self._right and self._done + depth < len(self._text)
-            tokens[node] = self._text[self._done + depth] if is_right else 0
-        return Proposal(torch.tensor(tokens), self._shape)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._root, self._done = outcome.committed[-1], self._done + len(outcome.committed)
-        self._right = (self._right + 1) % (self._shape.max_depth + 1)
+        self.text, self.shape = text, shape
 
 
 def report(target: Target, options: argparse.Namespace) -> None:

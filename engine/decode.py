@@ -2,15 +2,17 @@
 
     prefill the prompt                       commits the first root
     repeat
-        proposal = drafter.propose()         a draft tree; node 0 is the root
+        proposal = session.propose()         a draft tree; node 0 is the root
         constraint.prune(proposal)           under a grammar: without forbidden tokens, and with
                                              those that it leaves no choice about
         output   = target.verify(proposal)   one forward over the whole tree
         accepted = rule(output, proposal)    root → deepest accepted node, and one more token
         cache.commit(accepted)               keep the accepted rows, drop the rest
-        drafter.observe(accepted)
+        log.commit(accepted)                 tokens and features of the accepted rows
+        session.observe(accepted)
 
-The loop knows token ids only; its callers decode them to text.
+The loop knows token ids only; its callers decode them to text. It owns the text's log, from which
+the drafter's session reads what was committed.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from engine.config import Limits, Sampling
 from engine.constraint import build_constraint
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
+from engine.feature_log import FeatureLog
 from engine.model.clock import PhaseClock, time_s
-from engine.model.prefixes import PrefixSession
 from engine.model.reading import collection_paused
 from engine.model.target import Target
 from engine.model.text import StopStrings
@@ -86,8 +88,7 @@ def decode(
                     break
                 yield generation.step()
             yield generation.end()
-        if generation.text.token_ids:  # the prompt was read
-            generation.prefix.keep([*prompt_ids, *generation.text.token_ids])
+        generation.keep_prefix()
     finally:
         generation.free()
 
@@ -125,33 +126,54 @@ class _Generation:
         self.began_s = time_s()
         self.target, self.drafter = target, drafter
         self.prompt_ids, self.sampling, self.limits = list(prompt_ids), sampling, limits
-        self.rule = drafter.rule(sampling)
         self.draws = SeededDraws(sampling.seed)
         self.text = _OutputText(target, limits, target.context_len - len(prompt_ids))
         text_len = len(prompt_ids) + limits.max_new_tokens
         expected = min(limits.max_new_tokens, 2048) + len(prompt_ids) + 64
         self.cache = target.new_cache(min(expected, target.context_len + 64), text_len=text_len)
         self.num_steps = 0
-        prefixes = target.prefixes if prefix_caching else None
-        self.prefix = PrefixSession(prefixes, self.cache, drafter.needs)
-        self._start: Start | None = None
+        self.prefixes = target.prefixes if prefix_caching else None
+        try:
+            self.open_session()
+        except BaseException:
+            self.cache.free()
+            raise
+
+    @torch.inference_mode()
+    def open_session(self) -> None:
+        """The text's log, with what a prefix cache has of the prompt, and the drafting session."""
+        prefixes, needs, num_cached = self.prefixes, self.drafter.needs, None
+        restored: TargetOutput | None = None
+        if prefixes is not None:
+            restored = prefixes.restore(self.prompt_ids, self.cache, needs)
+            num_cached = self.cache.length
+        self.log = FeatureLog(
+            self.prompt_ids,
+            needs,
+            self.target.device,
+            num_cached=num_cached,
+            keeps_all=prefixes is not None,
+        )
+        if restored is not None:
+            self.log.read_prompt(restored)
+        self.session = self.drafter.open(Start(self.log, self.sampling, self.draws, self.limits))
+        self.rule = self.session.rule()
 
     @torch.inference_mode()
     def read_prompt(
         self, cancelled: Callable[[], bool], prefilled: Callable[[int], None]
     ) -> TargetOutput | None:
         """Fill the cache with the prompt; None if cancelled on the way."""
-        self.num_cached = self.prefix.begin(self.prompt_ids)
-        first = self.num_cached or 0
+        first = self.cache.length
         for start in range(first, len(self.prompt_ids), PREFILL_ROWS):
             if start > first and cancelled():
                 self.text.finish_reason = "cancelled"
                 return None
             chunk = self.prompt_ids[start : start + PREFILL_ROWS]
             output = self.target.prefill(chunk, self.cache, self.drafter.needs)
-            self.prefix.read(output)
+            self.log.read_prompt(output)
             prefilled(start + len(chunk))
-        return self.prefix.prompt_output(output)
+        return output
 
     @torch.inference_mode()
     def prefill(self, output: TargetOutput) -> Prefill:
@@ -162,19 +184,19 @@ class _Generation:
         self.rule.read([*self.prompt_ids, root])
         self.constraint.commit([root])
         self.text.append([root])
+        self.log.begin(root)
         ttft_s = time_s() - self.began_s
-        settings = (self.sampling, self.draws, self.limits, self.num_cached)
-        self._start = Start(self.prompt_ids, root, output, *settings)
-        return Prefill(root, len(self.prompt_ids), ttft_s, self.num_cached or 0)
+        return Prefill(root, len(self.prompt_ids), ttft_s, self.log.num_cached or 0)
 
     @torch.inference_mode()
     def step(self) -> Step:
         clock = PhaseClock(self.target.device)
         context_len = self.cache.length
         max_depth = self.target.context_len - 1 - context_len
-        drafted = self._propose(max_depth)
+        drafted = self.session.propose(Budget(max_depth)).cut(max_depth)
         clock.mark()
-        proposal = self.constraint.prune(drafted, max_depth if self.drafter.drafts else 0)
+        drafts = self.drafter.traits.drafts
+        proposal = self.constraint.prune(drafted, max_depth if drafts else 0)
         output = self.target.verify(proposal, self.cache, self.drafter.needs)
         clock.mark()
         masked = self.constraint.mask(output)
@@ -185,16 +207,15 @@ class _Generation:
         num_committed = self.text.append(committed)
         path = (0, *accepted.path)[: 1 + num_committed]  # nothing after the end of the text
         self.cache.commit(path)
-        self.prefix.committed(output, path)
-        # Read before the drafter observes: that would keep the device busy.
+        # Read before log and session follow: they would keep the device busy.
         target_probs = verified.token_probs()
         draft_probs = verified.draft_probs or proposal.token_probs()
         self.rule.read(committed)
         self.constraint.commit(committed)
         best = verified.best if masked is output else None
-        self.drafter.observe(
-            Outcome(proposal, output, (0, *accepted.path), committed, verified.tokens, best)
-        )
+        outcome = Outcome(proposal, output, (0, *accepted.path), committed, verified.tokens, best)
+        self.log.commit(outcome)
+        self.session.observe(outcome)
         draft_s, verify_s, accept_s, total_s = clock.phases_s()
         rollback_s = self.cache.rollback_s
         self.num_steps += 1
@@ -223,15 +244,9 @@ class _Generation:
             rollback_s=rollback_s,
         )
 
-    def _propose(self, max_depth: int) -> Proposal:
-        if self._start is not None:
-            self.drafter.start(self._start)
-            self._start = None
-        return self.drafter.propose(Budget(max_depth)).cut(max_depth)
-
     def _bypass(self, drafted: Proposal, verified: Proposal) -> Bypass | None:
         """Why nothing was drafted; None where something was, or the method never drafts."""
-        if len(verified.shape) > 1 or not self.drafter.drafts:
+        if len(verified.shape) > 1 or not self.drafter.traits.drafts:
             return None
         return "grammar" if len(drafted.shape) > 1 else drafted.bypass or "no_match"
 
@@ -239,11 +254,18 @@ class _Generation:
         assert self.text.finish_reason is not None
         return End(tuple(self.text.token_ids), self.text.finish_reason, self.num_steps)
 
+    def keep_prefix(self) -> None:
+        """Under prefix caching, store the text for later ones whose prompts begin with it."""
+        if self.prefixes is None or not self.text.token_ids:  # the prompt was not read
+            return
+        needs, tokens = self.drafter.needs, [*self.prompt_ids, *self.text.token_ids]
+        features = self.log.rows() if needs.has_features else None
+        self.prefixes.keep(tokens, self.cache, needs, features)
+
     def free(self) -> None:
-        """Release the cache and the drafter's state of this run."""
-        self._start = None
+        """Release the cache and the drafter's state of this text."""
         self.cache.free()
-        self.drafter.finish()
+        self.session.close()
 
 
 class _OutputText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,14 @@ class Needs:
     """
     shared: tuple[int, ...] = ()
     """Keys and values of these decoder layers, of the whole text."""
+    logits: bool = field(default=False, compare=False)
+    """Logits of committed rows, also of steps that the drafter did not draft for. Every forward has
+    them, so they make no difference to it."""
+
+    @property
+    def has_features(self) -> bool:
+        """Whether hidden states are needed, of every row."""
+        return self.hidden or bool(self.layers)
 
 
 SharedRows = tuple[Tensor, Tensor]
@@ -83,13 +91,19 @@ class TargetOutput:
         return TargetOutput(self.logits.new_empty(0), self.hidden, self.layers)
 
     @property
+    def num_feature_rows(self) -> int:
+        features = self.hidden if self.layers is None else self.layers
+        return 0 if features is None else len(features)
+
+    @property
     def feature_bytes(self) -> int:
         return sum(0 if x is None else x.nbytes for x in (self.hidden, self.layers))
 
     def at(self, rows: Sequence[int] | slice) -> TargetOutput:
-        """Logits and features of these rows alone; logits stay empty where they were dropped."""
-        if not len(self.logits) and self.hidden is None and self.layers is None:
-            return self  # nothing to upload the rows for
+        """Logits and features of these rows alone; logits stay empty where they were dropped.
+
+        Rows that are named one by one are copied, so that the others' memory is freed.
+        """
         index = rows if isinstance(rows, slice) else upload(torch.tensor(rows), self.logits.device)
         hidden, layers = (x if x is None else x[index] for x in (self.hidden, self.layers))
         return TargetOutput(self.logits[index] if len(self.logits) else self.logits, hidden, layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engine.drafters.base import BuildContext, Drafter, root_only
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Traits, root_only
 from engine.drafters.method import MethodConfig
 from engine.proposal import Budget, Proposal
 
@@ -24,11 +24,14 @@ class AutoregressiveConfig(MethodConfig):
         return AutoregressiveDrafter(context)
 
 
+class AutoregressiveSession(DraftSession["AutoregressiveDrafter"]):
+    def propose(self, budget: Budget) -> Proposal:
+        return root_only(self.root, self.drafter.device)
+
+
 class AutoregressiveDrafter(Drafter):
-    drafts = False
+    session = AutoregressiveSession
+    traits = Traits(drafts=False)
 
     def __init__(self, context: BuildContext) -> None:
-        self._device = context.target.device
-
-    def propose(self, budget: Budget) -> Proposal:
-        return root_only(self.text[-1], self._device)
+        self.device = context.target.device

@@ -1,11 +1,12 @@
-"""The drafter interface: propose a draft tree, then observe what was accepted."""
+"""The drafter interface: a drafter opens a session for every text, which proposes draft trees."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,13 +15,15 @@ from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
 from engine.drafters.texts import TargetTrace
 from engine.errors import ConfigError
+from engine.feature_log import FeatureLog
 from engine.metrics import common_len
+from engine.model.cache import TreeCache
 from engine.model.sources import Locate, TargetSpec, as_named
 from engine.model.target import Target
-from engine.proposal import Budget, Needs, Outcome, Proposal, SharedRows, TargetOutput
+from engine.proposal import Budget, Needs, Outcome, Proposal
 from engine.sampling import SeededDraws
 from engine.steps import Bypass
-from engine.tree import TreeShape, upload
+from engine.tree import TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,80 +61,60 @@ class BuildContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The beginning of a generation.
+    """The beginning of a text.
 
     Attributes:
-        root: the first new token, already chosen by the target.
-        output: the target's features for every prompt row (logits for the last row only).
-        num_cached: prompt tokens that were in the target's cache; None = no prefix caching, and the
-            drafter reads the whole prompt, too.
+        log: its tokens and the target's features; so far only the prompt's tokens are in it.
         sampling: how the target samples, and a drafter that samples its drafts.
+        min_match_len: a method that looks up drafts nothing at shorter matches.
     """
 
-    prompt_ids: Sequence[int]
-    root: int
-    output: TargetOutput
+    log: FeatureLog
     sampling: Sampling
     draws: SeededDraws
     limits: Limits = field(default_factory=Limits)
-    num_cached: int | None = None
+    min_match_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a drafter is like, for those who decide when it drafts.
+
+    Attributes:
+        drafts: False for plain decoding.
+        has_network: drafting and reading the prompt take forwards of a network.
+        branches: a tree costs more than a chain; it then drafts chains for a budget of width 1.
+        remembers: it learns from text to text.
+    """
+
+    drafts: bool = True
+    has_network: bool = False
+    branches: bool = False
+    remembers: bool = False
 
 
 class Drafter(ABC):
-    """Proposes draft trees for one generation at a time; reusable from run to run.
+    """The weights and settings of a method; the state of a text is in the session that it opens.
 
-    A subclass sets `needs` and implements `propose`; if it keeps more than the text, it extends
-    `start` and `observe`. It never touches the target's cache. Its weights are freed with the last
-    reference to it, so nothing that it holds may refer back to it.
+    It is used for one text at a time. It never touches the target's cache. Its weights are freed
+    with the last reference to it, so nothing that it holds may refer back to it.
     """
 
+    session: type[DraftSession[Any]]
+    """What `open` makes."""
     needs: Needs = Needs()
-    drafts: bool = True
-    """False for plain decoding."""
+    traits: Traits = Traits()
     notes: tuple[str, ...] = ()
     """Remarks on how well drafter and target fit, one sentence each."""
-    has_network: bool = False
-    """Whether drafting and reading the prompt take forwards of a network."""
-    branches: bool = False
-    """Whether a tree costs more than a chain; it then drafts chains for a budget of width 1."""
-    remembers: bool = False
-    """Whether it learns from text to text."""
-    reads_logits: bool = False
-    """Whether it needs the target's logits also of steps that it did not draft for."""
-    match_len: int | None = None
-    """Length of the context by which the last draft was looked up; None = it was not looked up."""
-    min_match_len: int = 0
-    """A drafter that looks up drafts nothing at shorter matches; a combination sets it."""
-    text: list[int]
-    """Committed tokens, prompt first; the last one is the root."""
-    num_shared: int = 0
-    """Prompt tokens shared with the previous run, if its state may be kept."""
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
         """Drafters that take turns: at each step, the first one that finds a draft."""
         return (self,)
 
-    def start(self, start: Start) -> None:
-        """Begin a generation; only state of the prefix shared with the last one may be kept."""
-        previous = getattr(self, "text", ())
-        self.num_shared = common_len(previous, start.prompt_ids) if start.num_cached else 0
-        self.text = [*start.prompt_ids, start.root]
-
-    @abstractmethod
-    def propose(self, budget: Budget) -> Proposal:
-        """A draft tree rooted at the last committed token.
-
-        A network computes no level beyond the budget; a deeper draft is cut.
-        """
-
-    def observe(self, outcome: Outcome) -> None:
-        """Record what was accepted."""
-        self.text.extend(outcome.committed)
-
-    def rule(self, sampling: Sampling) -> Rule:
-        """How a text's drafts are accepted; lossless unless the method is lossy by design."""
-        return Lossless(sampling)
+    def open(self, start: Start) -> DraftSession[Any]:
+        """Begin a text. What takes time waits for the first draft, which may never be asked for."""
+        return self.session(self, start)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """Ranks of the true tokens of a finished text, as drafted from every root.
@@ -142,73 +125,100 @@ class Drafter(ABC):
         """
         raise ConfigError(f"{type(self).__name__} ranks no tokens. Measure it by running it.")
 
-    def finish(self) -> None:  # noqa: B027 - most drafters have nothing to release
-        """Release the generation's state after its end or cancellation."""
+
+D = TypeVar("D", bound=Drafter)
 
 
-def features_of(output: TargetOutput | TargetTrace) -> Tensor:
-    """The features `(rows, width)` that the drafter needs."""
-    features = output.hidden if output.layers is None else output.layers
-    assert features is not None, "the drafter needs no features"
-    return features
+class DraftSession(ABC, Generic[D]):
+    """One text's drafting: a subclass implements `propose`, from the text and its log.
+
+    Not every step asks for a draft, and a session may be asked for its first one late: what
+    happened in between is in the log.
+
+    Attributes:
+        text: committed tokens, prompt first; the last one is the root. Not to be changed.
+        match_len: length of the context by which the last draft was looked up; None = it was not
+            looked up.
+    """
+
+    match_len: int | None = None
+
+    def __init__(self, drafter: D, start: Start) -> None:
+        self.drafter, self.start, self.log = drafter, start, start.log
+        self.text = start.log.tokens
+
+    @property
+    def root(self) -> int:
+        return self.text[-1]
+
+    @property
+    def parts(self) -> tuple[DraftSession[Any], ...]:
+        """One session for each of the drafter's parts."""
+        return (self,)
+
+    def rule(self) -> Rule:
+        """How the text's drafts are accepted; lossless unless the method is lossy by design."""
+        return Lossless(self.start.sampling)
+
+    def read(self) -> None:
+        """Take in the tokens that the text has gained, where that is a work of its own."""
+
+    @abstractmethod
+    def propose(self, budget: Budget) -> Proposal:
+        """A draft tree rooted at the last committed token.
+
+        A network computes no level beyond the budget; a deeper draft is cut.
+        """
+
+    def observe(self, outcome: Outcome) -> None:
+        """See the whole of a step, rejected rows too; of steps drafted by others, not always."""
+
+    def close(self) -> None:
+        """The text has ended, or was cancelled, perhaps before its first token."""
 
 
 class FeatureDrafter(Drafter):
-    """Collects the features of committed rows until its network reads them.
+    """A network that keeps rows of its own, one for every committed token but the root."""
 
-    They can be of several steps, because not every step calls `propose`.
-    """
-
-    has_network = True
-    _unread: tuple[tuple[Tensor, Tensor], ...] = ()
-
-    def start(self, start: Start) -> None:
-        super().start(start)
-        features, rows = features_of(start.output), self._resume(max(0, self.num_shared - 1))
-        tokens = upload(torch.tensor(self.text[1 + rows :]), features.device)
-        self._unread = ((features[rows:], tokens),)
+    traits = Traits(has_network=True)
+    kept: tuple[list[int], TreeCache] | None = None
+    """Under prefix caching: the last text and its rows, for one that begins alike."""
 
     @abstractmethod
-    def _resume(self, rows: int) -> int:
-        """Keep at most `rows` rows of the previous run; returns how many are kept."""
-
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        features = features_of(outcome.output)
-        rows = upload(torch.tensor([outcome.path, outcome.committed]), features.device)
-        self._unread += ((features[rows[0]], rows[1]),)
-
-    def unread(self) -> tuple[Tensor, Tensor]:
-        """Features `(n, width)` and the token after each position `(n,)`."""
-        features, tokens = zip(*self._unread, strict=True)
-        return torch.cat(features), torch.cat(tokens)
-
-    def finish(self) -> None:
-        self._unread = ()
+    def new_cache(self) -> TreeCache:
+        """Without rows."""
 
 
-class LastRowDrafter(Drafter):
-    """Drafts from the target's last hidden state at the last accepted row, `hidden (1, size)`.
+F = TypeVar("F", bound=FeatureDrafter)
 
-    `shared` are keys and values of the layers that it needs.
+
+class FeatureSession(DraftSession[F]):
+    """Feeds the features of committed rows to the network, each row once.
+
+    Attributes:
+        cache: the network's rows; `cursor` is behind those that stay.
     """
 
-    has_network = True
-    needs = Needs(hidden=True)
-    hidden = torch.empty(0)
-    shared: tuple[SharedRows, ...] = ()
+    def __init__(self, drafter: F, start: Start) -> None:
+        super().__init__(drafter, start)
+        self.cursor, rows = start.log.open_cursor(), 0
+        self.cache = drafter.new_cache()
+        if drafter.kept is not None and self.log.num_cached:
+            text, self.cache = drafter.kept
+            # A row is of a token and the one after it.
+            rows = max(0, common_len(text, self.text) - 1)
+        drafter.kept = None
+        self.cache.truncate(rows)
+        self.cursor.row = self.cache.length
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self.hidden, self.shared = features_of(start.output)[-1:], start.output.shared
+    def unread(self) -> tuple[Tensor, Tensor]:
+        """Features `(n, width)` and the token after each position `(n,)`; moves no cursor."""
+        return self.log.unread(self.cursor)
 
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        self.hidden = features_of(outcome.output)[outcome.path[-1] :][:1]
-        self.shared = outcome.output.shared
-
-    def finish(self) -> None:
-        self.hidden, self.shared = torch.empty(0), ()
+    def close(self) -> None:
+        if self.log.num_cached is not None:
+            self.cache.truncate(self.cursor.row)
+            self.drafter.kept = (self.text, self.cache)
 
 
 def root_only(

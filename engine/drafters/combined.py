@@ -1,8 +1,8 @@
 """Retrieval combined with a model: two drafters take turns.
 
 Where the text's last tokens occurred before, copying what followed is free and often right for many
-tokens; elsewhere a model or heads draft. Both observe every outcome, so either can draft at any
-step. The leading methods of Spec-Bench work this way.
+tokens; elsewhere a model or heads draft. Both read the same log, so either can draft at any step.
+The leading methods of Spec-Bench work this way.
 
 Lossless: the choice between them follows from the committed text alone, and each proposal carries
 the distributions it was drawn from, or none.
@@ -12,14 +12,15 @@ Source: arXiv:2411.10666 (suffix automaton and model drafter by match length).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
-from engine.config import Sampling, setting
+from engine.config import setting
 from engine.drafters import methods, parse_method
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Start
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.drafters.method import MethodConfig
@@ -90,40 +91,51 @@ class CombinedConfig(MethodConfig):
                 f"min_match_len must be at most {longest}, the retrieval's longest n-gram, got "
                 f"{self.min_match_len}. Lower it or raise retrieval.max_matching_ngram_size."
             )
-        return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))
+        model = self.model.build(context)
+        return CombinedDrafter(self.retrieval.build(context), model, self.min_match_len)
+
+
+class CombinedSession(DraftSession["CombinedDrafter"]):
+    """A list of sessions: the first one that finds a draft drafts, the last one rules."""
+
+    def __init__(self, drafter: CombinedDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        retrieval = replace(start, min_match_len=drafter.min_match_len)
+        self._sessions = (drafter.retrieval.open(retrieval), drafter.model.open(start))
+
+    @property
+    def parts(self) -> tuple[DraftSession[Any], ...]:
+        return self._sessions
+
+    def propose(self, budget: Budget) -> Proposal:
+        retrieval, model = self.parts
+        proposal = retrieval.propose(budget)
+        return proposal if len(proposal.shape) > 1 else model.propose(budget)
+
+    def observe(self, outcome: Outcome) -> None:
+        for session in self.parts:
+            session.observe(outcome)
+
+    def rule(self) -> Rule:
+        return self.parts[-1].rule()
+
+    def close(self) -> None:
+        for session in self.parts:
+            session.close()
 
 
 class CombinedDrafter(Drafter):
     """Proposes retrieval's draft where there is one, else the model's."""
 
-    def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
-        self.retrieval, self.model = retrieval, model
-        retrieval.min_match_len = config.min_match_len
+    session = CombinedSession
+
+    def __init__(self, retrieval: Drafter, model: Drafter, min_match_len: int) -> None:
+        self.retrieval, self.model, self.min_match_len = retrieval, model, min_match_len
         # Retrieval reads tokens only.
-        self.needs, self.has_network = model.needs, model.has_network
-        self.branches, self.reads_logits = model.branches, model.reads_logits
-        self.remembers = retrieval.remembers or model.remembers
-        self.notes = (*retrieval.notes, *model.notes)
+        self.needs, self.notes = model.needs, (*retrieval.notes, *model.notes)
+        remembers = retrieval.traits.remembers or model.traits.remembers
+        self.traits = replace(model.traits, remembers=remembers)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return (self.retrieval, self.model)
-
-    def start(self, start: Start) -> None:
-        for part in self.parts:
-            part.start(start)
-
-    def propose(self, budget: Budget) -> Proposal:
-        proposal = self.retrieval.propose(budget)
-        return proposal if len(proposal.shape) > 1 else self.model.propose(budget)
-
-    def observe(self, outcome: Outcome) -> None:
-        for part in self.parts:
-            part.observe(outcome)
-
-    def rule(self, sampling: Sampling) -> Rule:
-        return self.model.rule(sampling)
-
-    def finish(self) -> None:
-        for part in self.parts:
-            part.finish()

@@ -64,6 +64,13 @@ class TargetTrace:
     layers: Tensor | None = None
 
     @property
+    def features(self) -> Tensor:
+        """`(rows, width)` that the drafter needs."""
+        features = self.hidden if self.layers is None else self.layers
+        assert features is not None, "the drafter needs no features"
+        return features
+
+    @property
     def first(self) -> int:
         """Index in `tokens` of the first root."""
         return len(self.text.prompt_ids)

@@ -11,7 +11,8 @@ guess costs time and never changes the text. A drafter written for TensorRT-LLM 
 
 - `needs`, an `engine.proposal.Needs`: then `draft` gets a third argument, a `TargetOutput` with the
   target's logits and hidden states for the tokens committed since the last draft, the root excluded
-  (at first the whole prompt, logits of its last row only);
+  (at first the whole prompt, logits of its last row only; later, too, logits may be of the last
+  rows only, where no draft was asked for over many tokens);
 - `prepare(prompt_ids, sampling, limits)`, called when a text begins;
 - `free()`, called when it ends.
 
@@ -37,11 +38,12 @@ from torch import Tensor
 
 from engine.config import setting
 from engine.drafters import trtllm_drafter
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Start
 from engine.drafters.method import MethodConfig, draft_len, draft_nodes
 from engine.errors import ConfigError, DrafterError
+from engine.feature_log import Cursor
 from engine.model.target import Target
-from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, DraftDists, Needs, Proposal, TargetOutput
 from engine.tree import TreeShape, merge_prefixes, upload
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"
@@ -188,53 +190,44 @@ class UserProvidedConfig(MethodConfig):
         return UserProvidedDrafter(context, self, user_drafter)
 
 
-class UserProvidedDrafter(Drafter):
+class UserProvidedSession(DraftSession["UserProvidedDrafter"]):
     """Calls the user's object, checks its drafts, and turns them into one tree."""
 
-    def __init__(
-        self, context: BuildContext, config: UserProvidedConfig, user_drafter: Any
-    ) -> None:
-        self.config = config
-        self._name = f"The drafter {config.drafter!r}"
-        self._user_drafter = user_drafter
-        self._device, self._vocab_size = context.target.device, context.target.vocab_size
-        needs: Needs | None = getattr(user_drafter, "needs", None)
-        self.reads_logits = needs is not None
-        self.needs = needs or Needs()
-        self._features: list[TargetOutput] = []
-        self._running = False
+    _prepared = False
+    _cursor: Cursor | None = None
 
-    def start(self, start: Start) -> None:
-        self.finish()
-        super().start(start)
-        self._samples = not start.sampling.greedy
-        self._features = [start.output] if self.reads_logits else []
-        self._running = True
-        if hasattr(self._user_drafter, "prepare"):
-            self._user_drafter.prepare(list(start.prompt_ids), start.sampling, start.limits)
+    def __init__(self, drafter: UserProvidedDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        if drafter.needs.has_features:
+            self._cursor = start.log.open_cursor()
 
     def propose(self, budget: Budget) -> Proposal:
-        length = min(self.config.max_draft_len, budget.depth)
+        config, user_drafter = self.drafter.config, self.drafter.user_drafter
+        if not self._prepared:
+            self._prepared = True
+            if hasattr(user_drafter, "prepare"):
+                start = self.start
+                user_drafter.prepare(self.log.prompt_ids, start.sampling, start.limits)
+        length = min(config.max_draft_len, budget.depth)
         draft = self._draft(length) if length > 0 else []
         if isinstance(draft, UserDraft):
             proposal = self._tree(draft).cut(length)
         else:
             tokens, shape, _ = merge_prefixes([self._token_ids(beam)[:length] for beam in draft])
-            rows = upload(torch.tensor([self.text[-1], *tokens]), self._device)
+            rows = upload(torch.tensor([self.root, *tokens]), self.drafter.device)
             proposal = Proposal(rows, shape)
-        max_nodes = self.config.max_total_draft_tokens + 1
+        max_nodes = config.max_total_draft_tokens + 1
         return proposal.keep(range(max_nodes)) if len(proposal.shape) > max_nodes else proposal
 
     def _draft(self, length: int) -> Any:
-        if not self.reads_logits:
-            return self._user_drafter.draft(self.text, length)
-        features, self._features = TargetOutput.joined(self._features), []
-        return self._user_drafter.draft(self.text, length, features)
-
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        if self.reads_logits:
-            self._features.append(outcome.output.at(outcome.path))
+        draft = self.drafter.user_drafter.draft
+        if not self.drafter.needs.logits:
+            return draft(self.text, length)
+        output = TargetOutput(self.log.take_logits())
+        if self._cursor is not None:
+            output = replace(self.log.rows(self._cursor.row), logits=output.logits)
+            self._cursor.row = len(self.text) - 1
+        return draft(self.text, length, output)
 
     def _tree(self, draft: UserDraft) -> Proposal:
         """A draft as a tree; DrafterError if its tokens, parents or probabilities are invalid."""
@@ -243,30 +236,30 @@ class UserProvidedDrafter(Drafter):
         shape = TreeShape([-1, *(operator.index(parent) + 1 for parent in parents)])
         if len(shape) != len(tokens) + 1:
             raise DrafterError(
-                f"{self._name} gave {len(tokens)} tokens and {len(shape) - 1} parents. "
+                f"{self.drafter.name} gave {len(tokens)} tokens and {len(shape) - 1} parents. "
                 "Give one parent per token."
             )
         if any(len({tokens[n - 1] for n in nodes}) < len(nodes) for nodes in shape.children):
-            raise DrafterError(f"{self._name} gave a node twice.")
-        proposal = Proposal(torch.tensor([self.text[-1], *tokens], device=self._device), shape)
+            raise DrafterError(f"{self.drafter.name} gave a node twice.")
+        proposal = Proposal(torch.tensor([self.root, *tokens], device=self.drafter.device), shape)
         if draft.probs is None or not tokens:
             return proposal
         probs = self._probabilities(draft.probs, len(tokens))
-        nodes = torch.arange(len(tokens), device=self._device)
+        nodes = torch.arange(len(tokens), device=self.drafter.device)
         draft_probs = torch.cat([probs.new_ones(1), probs[nodes, proposal.tokens[1:]]])
         rows = {node: siblings[0] - 1 for node, siblings in enumerate(shape.children) if siblings}
-        dists = DraftDists(probs, rows) if self._samples else None
+        dists = DraftDists(probs, rows) if not self.start.sampling.greedy else None
         return replace(proposal, draft_probs=draft_probs, dists=dists)
 
     def _probabilities(self, user_probs: Tensor, count: int) -> Tensor:
         """`(n, vocab)` float32 on the target's device."""
-        probs = torch.as_tensor(user_probs, dtype=torch.float32, device=self._device)
-        shape = (count, self._vocab_size)
+        probs = torch.as_tensor(user_probs, dtype=torch.float32, device=self.drafter.device)
+        shape = (count, self.drafter.vocab_size)
         valid = tuple(probs.shape) == shape and bool((probs >= 0).all())
         if not valid or not torch.allclose(probs.sum(-1), probs.new_ones(count), atol=1e-3):
             raise DrafterError(
-                f"{self._name} must give probabilities of shape {shape} whose rows sum to 1, got "
-                f"{tuple(probs.shape)}."
+                f"{self.drafter.name} must give probabilities of shape {shape} whose rows sum to "
+                f"1, got {tuple(probs.shape)}."
             )
         return probs
 
@@ -276,17 +269,30 @@ class UserProvidedDrafter(Drafter):
             tokens = [operator.index(token) for token in beam]
         except TypeError as error:
             raise DrafterError(
-                f"{self._name} must return lists of token ids, got {beam!r:.80}."
+                f"{self.drafter.name} must return lists of token ids, got {beam!r:.80}."
             ) from error
         for token in tokens:
-            if not 0 <= token < self._vocab_size:
+            if not 0 <= token < self.drafter.vocab_size:
                 raise DrafterError(
-                    f"{self._name} drafted token {token}, but the target's vocabulary has "
-                    f"{self._vocab_size} tokens. Was it made for another model?"
+                    f"{self.drafter.name} drafted token {token}, but the target's vocabulary has "
+                    f"{self.drafter.vocab_size} tokens. Was it made for another model?"
                 )
         return tokens
 
-    def finish(self) -> None:
-        if self._running and hasattr(self._user_drafter, "free"):
-            self._user_drafter.free()
-        self._running, self._features = False, []
+    def close(self) -> None:
+        if self._prepared and hasattr(self.drafter.user_drafter, "free"):
+            self.drafter.user_drafter.free()
+
+
+class UserProvidedDrafter(Drafter):
+    session = UserProvidedSession
+
+    def __init__(
+        self, context: BuildContext, config: UserProvidedConfig, user_drafter: Any
+    ) -> None:
+        self.config, self.user_drafter = config, user_drafter
+        self.name = f"The drafter {config.drafter!r}"
+        self.device, self.vocab_size = context.target.device, context.target.vocab_size
+        needs: Needs | None = getattr(user_drafter, "needs", None)
+        if needs is not None:
+            self.needs = replace(needs, logits=True)

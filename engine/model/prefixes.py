@@ -15,7 +15,7 @@ that of a full prefill, up to the rounding of forwards of another shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -72,23 +72,25 @@ class PrefixCache:
         features = best.features if needs == best.needs else None
         return features and features.at(slice(rows))
 
+    @torch.inference_mode()
     def keep(
         self,
         token_ids: Sequence[int],
         cache: TreeCache,
         needs: Needs = NO_FEATURES,
-        parts: Sequence[TargetOutput] = (),
+        features: TargetOutput | None = None,
     ) -> None:
         """Store the rows of a text that are in the cache; evict older texts beyond the limits.
 
         Args:
-            parts: features for `needs`, of at least these rows.
+            features: for `needs`, of at least these rows.
         """
-        num_bytes = cache.snapshot_bytes + sum(part.feature_bytes for part in parts)
+        num_bytes = cache.snapshot_bytes + (0 if features is None else features.feature_bytes)
         if not cache.length or num_bytes > MAX_BYTES:
             return
         ids = list(token_ids[: cache.length])
-        features = TargetOutput.joined(parts).at(slice(cache.length)) if parts else None
+        if features is not None:
+            features = features.at(slice(cache.length))
         self._texts = [
             text
             for text in self._texts
@@ -100,40 +102,3 @@ class PrefixCache:
 
     def clear(self) -> None:
         self._texts.clear()
-
-
-class PrefixSession:
-    """One run's use of a prefix cache; does nothing without one."""
-
-    def __init__(self, prefixes: PrefixCache | None, cache: TreeCache, needs: Needs) -> None:
-        self._prefixes, self._cache, self._needs = prefixes, cache, needs
-        self._features: list[TargetOutput] = []
-
-    def begin(self, prompt_ids: Sequence[int]) -> int | None:
-        """Restore the longest cached prefix; its length, None without a prefix cache."""
-        if self._prefixes is None:
-            return None
-        restored = self._prefixes.restore(prompt_ids, self._cache, self._needs)
-        self._features = [] if restored is None else [restored]
-        return self._cache.length
-
-    def read(self, output: TargetOutput) -> None:
-        """Record a forward over part of the prompt."""
-        self._features.append(output.features)
-
-    def prompt_output(self, last: TargetOutput) -> TargetOutput:
-        """The prompt's last output, with the features of all of its rows."""
-        whole = TargetOutput.joined(self._features)
-        self._features = [] if self._prefixes is None else [whole]
-        return replace(last, hidden=whole.hidden, layers=whole.layers)
-
-    def committed(self, output: TargetOutput, path: Sequence[int]) -> None:
-        """Record the committed rows of a verify forward."""
-        if self._prefixes is not None and self._needs != NO_FEATURES:
-            self._features.append(output.features.at(path))
-
-    @torch.inference_mode()
-    def keep(self, token_ids: Sequence[int]) -> None:
-        """Store the text for later runs whose prompts begin with it."""
-        if self._prefixes is not None:
-            self._prefixes.keep(token_ids, self._cache, self._needs, self._features)

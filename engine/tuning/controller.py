@@ -18,9 +18,9 @@ A step is decided in this order (`ControlledDrafter.propose`):
        token is worth what it takes at the present speed.
     4. Nodes of the draft are verified on the same condition.
 
-A drafter that may not draft does nothing: it is not started, and is told later of the steps that it
-missed (`LazyDrafter`). The drafters of a combination are judged each by its own drafts: copying may
-pay off where a model's drafts do not.
+A session that may not draft does nothing, and reads later what it missed (`FeatureLog`). The
+sessions of a combination are judged each by its own drafts: copying may pay off where a model's
+drafts do not.
 
 Lossless under sampling: decisions follow from past steps and from the drafter's own probabilities
 of tokens that it did not sample, never from the target's output at this step.
@@ -32,8 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.accept import Rule
-from engine.config import Sampling
-from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Start, root_only
 from engine.drafters.method import MethodConfig
 from engine.model.clock import time_s
 from engine.model.target import Target
@@ -42,8 +41,8 @@ from engine.tree import MAX_NODES
 from engine.tuning.account import LossAccount, RunningSpeedup, Trials
 from engine.tuning.costs import DraftKind
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
-from engine.tuning.lazy_drafter import DraftedStep, DraftPlan, LazyDrafter
 from engine.tuning.survival import TrackedDraft, has_usable_probs
+from engine.tuning.turn import DraftedStep, DraftPlan, Turn
 
 SHORT_TERM = (0.98, 20.0)
 """`memory` and `prior_steps` of the speedups within a text."""
@@ -73,57 +72,40 @@ MIN_TIMED_PROMPT, DEFAULT_ANSWER_LEN = 16, 64
 """Prompt tokens from which the time of reading is learnt; length expected of a text."""
 
 
-class ControlledDrafter(Drafter):
-    """Wraps any drafter and lets it draft as much as pays off.
+class ControlledSession(DraftSession["ControlledDrafter"]):
+    """One text under the controller."""
 
-    Args:
-        experience: what earlier texts have shown; updated by each text.
-        clock: seconds, from any origin.
-        save: called with the experience when a text has ended.
-    """
-
-    def __init__(
-        self,
-        inner: Drafter,
-        target: Target,
-        experience: Experience,
-        *,
-        clock: Callable[[], float] = time_s,
-        save: Callable[[Experience], None] = lambda experience: None,
-    ) -> None:
-        self.inner, self._device = inner, target.device
-        self._clock, self._save = clock, save
-        self.needs, self.notes = inner.needs, inner.notes
-        self.experience = experience
-        parts = inner.parts
-        self._drafters = [LazyDrafter(part, copies=part is not parts[-1]) for part in parts]
-        self._start: Start | None = None
-
-    # ---- a text
-
-    def start(self, start: Start) -> None:
+    def __init__(self, drafter: ControlledDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        self._inner = drafter.inner.open(start)
+        self.experience, self._clock, self._device = (
+            drafter.experience,
+            drafter.clock,
+            drafter.device,
+        )
+        parts = self._inner.parts
+        self._turns = [Turn(part, copies=part is not parts[-1]) for part in parts]
         self._step_began_s = self._clock()
-        self.text = [*start.prompt_ids, start.root]
         self.account = LossAccount()
         self._open_drafts: list[TrackedDraft] = []
         self._num_right_in_a_row = 0
-        self._start = start
         self._step: DraftedStep | None = None
         self._num_steps = self._num_committed = 0
-        self._num_prompt = len(start.prompt_ids)
+        self._num_prompt = start.log.num_prompt
         self._follows_draft = False
         self._reads_on_credit = False
         self._token_ms = plain_ms = self.experience.costs.plain_ms
         self._trials: dict[DraftKind, Trials] = {}
         self._speedups: dict[DraftKind, RunningSpeedup] = {}
-        for drafter in self._drafters:
-            drafter.start(start)
-            for kind in drafter.kinds:
+        for turn in self._turns:
+            for kind in turn.kinds:
                 prior = self.experience.speedup_of(kind).value
                 self._speedups[kind] = RunningSpeedup(prior, *SHORT_TERM)
         usual_len = self.experience.answer_len or DEFAULT_ANSWER_LEN
         usual_ms = min(start.limits.max_new_tokens, usual_len) * plain_ms
         self._credit_ms = min(self.experience.credit * plain_ms, MAX_LOSS_SHARE * usual_ms)
+
+    # ---- a text
 
     def propose(self, budget: Budget) -> Proposal:
         began_s = self._clock()
@@ -131,14 +113,14 @@ class ControlledDrafter(Drafter):
         if reason := self._reason_for_plain_step(budget):
             return self._plain_step(reason)
         drafted: tuple[Proposal, DraftedStep] | None = None
-        for drafter in self._drafters:
-            decision = self._decide(drafter, budget)
+        for turn in self._turns:
+            decision = self._decide(turn, budget)
             if isinstance(decision, str):
                 reason = decision
                 continue
             drafted = self._draft(decision, began_s)
             if len(drafted[0].shape) > 1:
-                drafter.num_repeats = 0
+                turn.num_repeats = 0
                 break
         if drafted is None:
             return self._plain_step(reason)
@@ -150,25 +132,26 @@ class ControlledDrafter(Drafter):
 
     def _draft(self, plan: DraftPlan, step_began_s: float) -> tuple[Proposal, DraftedStep]:
         """Make the planned draft and time it."""
-        drafter, kind, costs = plan.drafter, plan.kind, self.experience.costs
+        turn, kind, costs = plan.turn, plan.kind, self.experience.costs
         began_s = self._clock()
-        num_unread, drafter.num_unread = drafter.num_unread, 0
-        num_missed = drafter.catch_up()
+        num_unread, turn.num_unread = turn.num_unread, 0
+        num_missed, turn.num_missed, turn.was_asked = turn.num_missed, 0, True
+        turn.session.read()
         caught_up_s = self._clock()
-        proposal = drafter.inner.propose(plan.budget)
+        proposal = turn.session.propose(plan.budget)
         if len(proposal.shape) > 1:
-            drafter.has_draft_probs = has_usable_probs(proposal)
-        drafter.num_extra_rows = proposal.num_rows - len(proposal.shape)
+            turn.has_draft_probs = has_usable_probs(proposal)
+        turn.num_extra_rows = proposal.num_rows - len(proposal.shape)
         now_s, depth = self._clock(), proposal.shape.max_depth
         draft_ms, since_step_ms = 1000 * (now_s - began_s), 1000 * (now_s - step_began_s)
         is_first, own_ms = kind not in costs.draft_times, 1000 * (now_s - caught_up_s)
         usual_ms = own_ms if is_first else costs.draft_ms(kind, depth)
-        max_missed = MAX_USUAL_MISSED if len(self._drafters) > 1 else 0
+        max_missed = MAX_USUAL_MISSED if len(self._turns) > 1 else 0
         is_typical = not num_unread and num_missed <= max_missed
         if is_typical or is_first:
             costs.observe_draft(kind, depth, draft_ms if is_typical else own_ms)
         if num_unread > MIN_TIMED_PROMPT:
-            costs.observe_prompt(drafter.kinds[0], draft_ms - usual_ms, num_unread)
+            costs.observe_prompt(turn.kinds[0], draft_ms - usual_ms, num_unread)
         # Reading and catching up are no hiccups: they are charged whole.
         usual_ms = since_step_ms - draft_ms + (usual_ms if is_typical else draft_ms)
         return proposal, DraftedStep(plan, since_step_ms, usual_ms, is_typical)
@@ -176,7 +159,6 @@ class ControlledDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         self._num_steps += 1
         self._num_committed = len(outcome.committed)
-        self.text.extend(outcome.committed)
         shape = outcome.proposal.shape
         step, is_right = self._step, False
         if step is None and len(shape) > 1:  # tokens that a grammar left no choice about
@@ -184,7 +166,7 @@ class ControlledDrafter(Drafter):
         if step is not None:  # as verified: a grammar cuts drafts and adds to them
             step.rows, step.depth = outcome.proposal.num_rows, shape.max_depth
         if step is not None and step.plan is not None and step.draft is not None:
-            match_len, draft = self._match_len(step.plan.drafter), step.draft
+            match_len, draft = self._match_len(step.plan.turn), step.draft
             # Sampled tokens are right by chance. Tokens on another device would have to be waited
             # for.
             if draft.dists is None and draft.tokens.is_cpu:
@@ -195,29 +177,31 @@ class ControlledDrafter(Drafter):
         elif step is not None and len(shape) > 1:
             step.is_typical = False
         self._follow_drafts(outcome.committed, is_right=is_right)
-        for drafter in self._drafters:
-            drafter.observe(outcome)
+        for turn in self._turns:
+            if turn.was_asked:
+                turn.session.observe(outcome)
+            else:
+                turn.num_missed += 1
+            turn.was_asked = False
 
-    def finish(self) -> None:
-        if self._start is None:
-            return
+    def close(self) -> None:
         costs = self.experience.costs
         for draft in self._open_drafts:
             self.experience.survival.observe_tracked(draft)
-        for drafter in self._drafters:
-            drafter.finish()
-            if drafter.num_unread:
-                costs.decay_prompt_ms(drafter.kinds[0])
+        self._inner.close()
+        for turn in self._turns:
+            if turn.num_unread:
+                costs.decay_prompt_ms(turn.kinds[0])
         if self._num_steps:
-            loss_ms, elapsed_ms = self.loss_ms, self.account.elapsed_ms
+            self.drafter.loss_ms = loss_ms = self.loss_ms
+            elapsed_ms = self.account.elapsed_ms
             self.experience.end_text(loss_ms, elapsed_ms, len(self.text) - self._num_prompt)
             for kind, trials in self._trials.items():
                 self.experience.trial_debts_ms[kind] = max(0.0, -trials.balance_ms(elapsed_ms))
-            self._save(self.experience)
-        self._start = None
+            self.drafter.save(self.experience)
 
-    def rule(self, sampling: Sampling) -> Rule:
-        return self.inner.rule(sampling)
+    def rule(self) -> Rule:
+        return self._inner.rule()
 
     @property
     def loss_ms(self) -> float:
@@ -234,9 +218,9 @@ class ControlledDrafter(Drafter):
                 self.experience.survival.observe_tracked(draft)
         self._open_drafts = [draft for draft in self._open_drafts if draft.is_open]
 
-    def _match_len(self, drafter: LazyDrafter) -> int:
+    def _match_len(self, turn: Turn) -> int:
         """What drafts without probabilities are judged by: see `survival.MATCH_BINS`."""
-        return self._num_right_in_a_row + (drafter.inner.match_len or 0)
+        return self._num_right_in_a_row + (turn.session.match_len or 0)
 
     # ---- whether to draft
 
@@ -252,24 +236,24 @@ class ControlledDrafter(Drafter):
             return "plain decoding is measured again"
         return ""
 
-    def _decide(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
+    def _decide(self, turn: Turn, budget: Budget) -> DraftPlan | str:
         """What a drafter is to draft at this step, or the reason for no draft."""
-        if drafter.num_repeats and budget.depth >= MAX_NODES:  # the context does not end soon
-            drafter.num_repeats -= 1
-            return drafter.decision
-        drafter.decision = decision = self._plan_draft(drafter, budget)
-        if isinstance(decision, str) or not (decision.trial or drafter.inner.has_network):
-            drafter.num_repeats = REPEAT_STEPS
+        if turn.num_repeats and budget.depth >= MAX_NODES:  # the context does not end soon
+            turn.num_repeats -= 1
+            return turn.decision
+        turn.decision = decision = self._plan_draft(turn, budget)
+        if isinstance(decision, str) or not (decision.trial or turn.traits.has_network):
+            turn.num_repeats = REPEAT_STEPS
         return decision
 
-    def _plan_draft(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
+    def _plan_draft(self, turn: Turn, budget: Budget) -> DraftPlan | str:
         elapsed_ms, costs = self.account.elapsed_ms, self.experience.costs
-        speedups = {kind: self._speedups[kind].value for kind in drafter.kinds}
+        speedups = {kind: self._speedups[kind].value for kind in turn.kinds}
         fastest = max(speedups, key=speedups.__getitem__)
         loss_ms = self.loss_ms
         max_loss_ms = MAX_LOSS_SHARE * elapsed_ms + self._credit_ms - loss_ms
-        prompt_ms = costs.prompt_ms(drafter.kinds[0], drafter.num_unread)
-        if prompt_ms and not self._reads_on_credit and self._may_read_prompt(drafter, prompt_ms):
+        prompt_ms = costs.prompt_ms(turn.kinds[0], turn.num_unread)
+        if prompt_ms and not self._reads_on_credit and self._may_read_prompt(turn, prompt_ms):
             self._reads_on_credit = True
             reading_credit_ms = PROMPT_TIME_FACTOR * prompt_ms + costs.plain_ms
             self._credit_ms += reading_credit_ms
@@ -279,18 +263,18 @@ class ControlledDrafter(Drafter):
         for kind in slower if pays_off else [fastest]:
             trial = self._trials_of(kind)
             trial_loss_ms = min(max_loss_ms, trial.max_loss_ms(elapsed_ms))
-            if depth := self._affordable_depth(drafter, kind, budget.depth, trial_loss_ms):
+            if depth := self._affordable_depth(turn, kind, budget.depth, trial_loss_ms):
                 trial.num_left = (trial.num_left or TRIAL_DRAFTS) - 1
-                draft_budget = self._draft_budget(drafter, kind, depth)
-                return DraftPlan(drafter, kind, draft_budget, trial_loss_ms, trial)
+                draft_budget = self._draft_budget(turn, kind, depth)
+                return DraftPlan(turn, kind, draft_budget, trial_loss_ms, trial)
             trial.num_left = 0
         if not pays_off:
             return f"drafts were {speedups[fastest]:.2f}× plain; {_loss_text(loss_ms)}"
-        depth = self._affordable_depth(drafter, fastest, budget.depth, max_loss_ms)
+        depth = self._affordable_depth(turn, fastest, budget.depth, max_loss_ms)
         if not depth:
             return f"a draft might lose more than is allowed; {_loss_text(loss_ms)}"
-        draft_budget = self._draft_budget(drafter, fastest, depth)
-        return DraftPlan(drafter, fastest, draft_budget, max_loss_ms, None)
+        draft_budget = self._draft_budget(turn, fastest, depth)
+        return DraftPlan(turn, fastest, draft_budget, max_loss_ms, None)
 
     def _trials_of(self, kind: DraftKind) -> Trials:
         if kind not in self._trials:
@@ -300,30 +284,27 @@ class ControlledDrafter(Drafter):
             self._trials[kind] = Trials(share * TRIAL_LOSS_SHARE, initial_loss_ms, debt_ms)
         return self._trials[kind]
 
-    def _affordable_depth(
-        self, drafter: LazyDrafter, kind: DraftKind, depth: int, max_loss_ms: float
-    ) -> int:
+    def _affordable_depth(self, turn: Turn, kind: DraftKind, depth: int, max_loss_ms: float) -> int:
         """The greatest depth at which a wholly rejected draft loses no more than this; 0 = none."""
         costs = self.experience.costs
         if max_loss_ms <= 0:
             return 0
-        prompt_ms = PROMPT_TIME_FACTOR * costs.prompt_ms(drafter.kinds[0], drafter.num_unread)
+        prompt_ms = PROMPT_TIME_FACTOR * costs.prompt_ms(turn.kinds[0], turn.num_unread)
         max_step_ms = max_loss_ms + costs.plain_ms - prompt_ms
         deepest = costs.max_depth(kind)
         for levels in range(min(depth, deepest), 0, -1):
-            rows = 1 + levels + drafter.num_extra_rows
+            rows = 1 + levels + turn.num_extra_rows
             if costs.draft_ms(kind, levels) + costs.verify_ms(rows) <= max_step_ms:
                 return levels if levels < deepest else depth
         return 0
 
-    def _may_read_prompt(self, drafter: LazyDrafter, prompt_ms: float) -> bool:
+    def _may_read_prompt(self, turn: Turn, prompt_ms: float) -> bool:
         """Whether the gain that the drafter can be expected to make is worth reading the prompt."""
-        assert self._start is not None
         experience, costs = self.experience, self.experience.costs
         num_new_tokens = len(self.text) - self._num_prompt
-        speedup = max(experience.speedup_of(kind).value for kind in drafter.kinds)
+        speedup = max(experience.speedup_of(kind).value for kind in turn.kinds)
         usual_left = max(experience.answer_len - num_new_tokens, DEFAULT_ANSWER_LEN)
-        num_left = min(self._start.limits.max_new_tokens - num_new_tokens, usual_left)
+        num_left = min(self.start.limits.max_new_tokens - num_new_tokens, usual_left)
         left_ms = num_left * costs.plain_ms
         max_ms = PROMPT_GAIN_SHARE * (1 - 1 / speedup) * left_ms
         max_ms = min(max_ms, max(experience.credit * costs.plain_ms, MAX_LOSS_SHARE * left_ms))
@@ -331,21 +312,21 @@ class ControlledDrafter(Drafter):
 
     # ---- how much to draft
 
-    def _draft_budget(self, drafter: LazyDrafter, kind: DraftKind, depth: int) -> Budget:
+    def _draft_budget(self, turn: Turn, kind: DraftKind, depth: int) -> Budget:
         """Levels are drafted while the tokens that they bring are worth their time."""
         costs, survival = self.experience.costs, self.experience.survival
         row_ms = (costs.verify_ms(1 + ROW_COST_ROWS) - costs.verify_ms(1)) / ROW_COST_ROWS
         level_ms = costs.level_ms(kind)
         min_prob = (level_ms + row_ms) / self._token_ms
-        is_chain = kind == "chain" and len(drafter.kinds) > 1
+        is_chain = kind == "chain" and len(turn.kinds) > 1
         width = 1 if is_chain else MAX_NODES
-        if drafter.has_draft_probs:
-            if drafter.inner.has_network:  # stops by the parents of what comes next
+        if turn.has_draft_probs:
+            if turn.traits.has_network:  # stops by the parents of what comes next
                 min_prob /= survival.level_rate(2)
             min_draft_prob = min(min_prob / survival.calibration, MAX_MIN_PROB)
             return Budget(depth, width, min_draft_prob)
         if level_ms > 0.01 * costs.plain_ms:
-            match_len = self._match_len(drafter)
+            match_len = self._match_len(turn)
             path_prob = survival.chain_rate(1, match_len)
             for levels in range(1, depth):
                 path_prob *= survival.chain_rate(levels + 1, match_len)
@@ -358,15 +339,15 @@ class ControlledDrafter(Drafter):
         """The nodes of a draft that are worth verifying."""
         costs, size, draft_ms = self.experience.costs, len(proposal.shape), step.draft_ms
         assert step.plan is not None
-        plan, drafter, self._step = step.plan, step.plan.drafter, step
-        if size == 1 and not drafter.num_extra_rows:
+        plan, turn, self._step = step.plan, step.plan.turn, step
+        if size == 1 and not turn.num_extra_rows:
             expected = (1.0, (draft_ms + costs.verify_ms(1)) / 1000)
             return replace(proposal, decision="the drafter found nothing", expected=expected)
         max_loss_ms = max(0.0, plan.max_loss_ms - draft_ms)
-        path_probs = self.experience.survival.path_probs(proposal, self._match_len(drafter))
+        path_probs = self.experience.survival.path_probs(proposal, self._match_len(turn))
         order = sorted(range(size), key=lambda node: -path_probs[node])
         count, tokens, verify_ms = self._best_size(proposal, path_probs, order, max_loss_ms)
-        if drafter.num_extra_rows and verify_ms - costs.plain_ms > max_loss_ms:
+        if turn.num_extra_rows and verify_ms - costs.plain_ms > max_loss_ms:
             proposal, count = replace(proposal, extra=None), 1
             tokens, verify_ms = 1.0, costs.verify_ms(1)
         elif count == size:
@@ -474,6 +455,33 @@ def _loss_text(loss_ms: float) -> str:
     return f"{loss_ms:.0f} ms lost so far" if loss_ms > 0 else f"{abs(loss_ms):.0f} ms saved so far"
 
 
+class ControlledDrafter(Drafter):
+    """Wraps any drafter and lets it draft as much as pays off.
+
+    Attributes:
+        experience: what earlier texts have shown; updated by each text.
+        clock: seconds, from any origin.
+        save: called with the experience when a text has ended.
+        loss_ms: what drafting has lost in the last text, by the account; negative for a gain.
+    """
+
+    session = ControlledSession
+    loss_ms = 0.0
+
+    def __init__(
+        self,
+        inner: Drafter,
+        target: Target,
+        experience: Experience,
+        *,
+        clock: Callable[[], float] = time_s,
+        save: Callable[[Experience], None] = lambda experience: None,
+    ) -> None:
+        self.inner, self.device, self.experience = inner, target.device, experience
+        self.clock, self.save = clock, save
+        self.needs, self.notes, self.traits = inner.needs, inner.notes, inner.traits
+
+
 def build_drafter(
     config: MethodConfig, context: BuildContext, store: ExperienceStore | None = None
 ) -> Drafter:
@@ -485,12 +493,12 @@ def build_drafter(
     Raises DrafterError: the weights do not fit the target, or cannot be found.
     """
     drafter = config.build(context)
-    if config.drafting == "as set" or not drafter.drafts:
+    if config.drafting == "as set" or not drafter.traits.drafts:
         return drafter
     store = store or ExperienceStore(None)
     experience = store.load(config, context.target, context.locate)
     model = drafter.parts[-1]
-    if model.has_network:
+    if model.traits.has_network:
         experience.costs.time_drafts(model, context.target)
     return ControlledDrafter(
         drafter,

@@ -235,11 +235,11 @@ class Costs:
 
     def time_drafts(self, drafter: Drafter, target: Target) -> None:
         """Time drafts of every kind at full depth and at depth 1, unless any are known."""
-        kinds = KINDS if drafter.branches else KINDS[:1]
+        kinds = KINDS if drafter.traits.branches else KINDS[:1]
         if any(kind in self.draft_times for kind in kinds):
             return
         for kind in kinds:
-            width = 1 if kind == "chain" and drafter.branches else MAX_NODES
+            width = 1 if kind == "chain" and drafter.traits.branches else MAX_NODES
             for budget in (Budget(64, width=width), Budget(1, width=width)):
                 timing = time_drafts(drafter, target, budget)
                 self.observe_draft(kind, timing.depth, timing.draft_ms)

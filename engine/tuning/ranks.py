@@ -39,6 +39,7 @@ from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import TargetTrace, Text
 from engine.errors import ConfigError, PromptError, validate_choice
+from engine.feature_log import FeatureLog
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, TargetOutput, joined
 from engine.sampling import SeededDraws
@@ -308,19 +309,20 @@ def draft_along(drafter: Drafter, trace: TargetTrace) -> Iterator[tuple[int, int
     """
     tokens, first, output = trace.tokens.tolist(), trace.first, TargetOutput(torch.empty(0, 0))
     text, root = trace.text, 0
-    start = Start(text.prompt_ids, tokens[first], output, Sampling(), SeededDraws(0), text.limits)
-    drafter.start(start)
+    log = FeatureLog(text.prompt_ids, Needs(), output.logits.device)
+    session = drafter.open(Start(log, Sampling(), SeededDraws(0), text.limits))
+    log.begin(tokens[first])
     try:
         while root < text.num_roots:
             at = first + root
             max_depth = trace.context_len - 1 - at
-            proposal = drafter.propose(Budget(max_depth)).cut(max_depth)
+            proposal = session.propose(Budget(max_depth)).cut(max_depth)
             draft = TrackedDraft(proposal)
             draft.follow(tokens[at + 1 :])
             path = draft.path
             yield root, len(path) - 1, len(proposal.shape) - 1
             committed = tuple(tokens[at + 1 : at + 1 + len(path)])
-            drafter.observe(Outcome(proposal, output, tuple(path), committed))
+            log.commit(Outcome(proposal, output, tuple(path), committed))
             root += len(path)
     finally:
-        drafter.finish()
+        session.close()

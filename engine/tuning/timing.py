@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.config import Limits, Sampling
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start
 from engine.errors import TargetError
+from engine.feature_log import FeatureLog
 from engine.model.batch import TextBatch
 from engine.model.cache import TreeCache
 from engine.model.clock import synchronize, time_s
@@ -215,14 +216,16 @@ def time_drafts(
     if drafter.needs.shared:
         # Only the target knows their shape; twice the prompt is longer than the text will get.
         shared = target.prefill(2 * prompt, cache, drafter.needs).shared
-    features = _random_features(drafter.needs, target, context_len, shared)
-    drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
+    log = FeatureLog(prompt, drafter.needs, target.device)
+    session = drafter.open(Start(log, Sampling(), SeededDraws(0)))
+    log.read_prompt(_random_features(drafter.needs, target, context_len, shared))
+    log.begin(1)
     try:
         for _ in range(repeats + 1):
             _time_verify(target, cache, TreeShape.chain(0))
             synchronize(target.device)
             began = time_s()
-            proposal = drafter.propose(budget)
+            proposal = session.propose(budget)
             tokens, depth = proposal.tokens.tolist(), proposal.shape.max_depth
             times_s.append(time_s() - began)
             path = [0]
@@ -230,9 +233,11 @@ def time_drafts(
                 path.append(proposal.shape.children[path[-1]][0])
             output = _random_features(drafter.needs, target, len(tokens), shared)
             committed = (*(tokens[node] for node in path[1:]), 1)
-            drafter.observe(Outcome(proposal, output, tuple(path), committed))
+            outcome = Outcome(proposal, output, tuple(path), committed)
+            log.commit(outcome)
+            session.observe(outcome)
     finally:
-        drafter.finish()
+        session.close()
         cache.free()
     usual_s = statistics.median(times_s[1:])
     reading_s = max(0.0, times_s[0] - usual_s) / context_len

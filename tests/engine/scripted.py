@@ -14,12 +14,12 @@ from scipy.stats import chisquare
 from engine.accept import Rule, VerifiedTree
 from engine.config import Sampling
 from engine.constraint import Constraint
-from engine.drafters.base import Drafter, Start
 from engine.model.cache import TreeCache
 from engine.model.target import Target
-from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, DraftDists, Needs, Proposal, TargetOutput
 from engine.sampling import SeededDraws, probabilities
 from engine.tree import TreeShape
+from tests.one_text import OneText
 
 ALPHA = 1e-4
 """A law of samples is refuted by a smaller p-value."""
@@ -82,7 +82,7 @@ def assert_same_walk(
         cache.free()
 
 
-class ScriptedDrafter(Drafter):
+class ScriptedDrafter(OneText):
     """Knows the output in advance; drafts right tokens with probability `truth`.
 
     Where it is right, one child on the true path carries the true token; all other tokens are
@@ -103,20 +103,19 @@ class ScriptedDrafter(Drafter):
         self.shape = shape
         self.truth = truth
         self.rng = random.Random(seed)
-        self.done = 0
-        self.root = 0
         self.finished = False
 
-    def start(self, start: Start) -> None:
-        self.root, self.done, self.finished = start.root, 1, False
+    def begin(self) -> None:
+        self.finished = False
 
     def propose(self, budget: Budget) -> Proposal:
         shape = TreeShape(self.shape(self.rng))
         tokens = [self.root] * len(shape)
+        done = len(self.text) - self.log.num_prompt
         on_path = {0}
         for node, children in enumerate(shape.children):
             depth = int(shape.depths[node])
-            truth = self._true_token(self.done + depth) if node in on_path else None
+            truth = self._true_token(done + depth) if node in on_path else None
             right = self.rng.choice(children) if children else None
             others = [t for t in range(self.vocab) if t != truth]
             wrong = self.rng.sample(others, len(children))
@@ -130,11 +129,7 @@ class ScriptedDrafter(Drafter):
     def _true_token(self, at: int) -> int | None:
         return self.output[at] if at < len(self.output) else None
 
-    def observe(self, outcome: Outcome) -> None:
-        self.root = outcome.committed[-1]
-        self.done += len(outcome.committed)
-
-    def finish(self) -> None:
+    def close(self) -> None:
         self.finished = True
 
 

@@ -215,7 +215,9 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
         limits = Limits(max_new_tokens=NEW_TOKENS, ignore_eos=family != "embedded")
         ours = judges.write(target, drafter, prompt_ids, limits=limits)
         assert ours.output == text, (family, config, name)
-        assert all(step.bypass or step.num_drafted or not drafter.drafts for step in ours.steps)
+        assert all(
+            step.bypass or step.num_drafted or not drafter.traits.drafts for step in ours.steps
+        )
         accepted += ours.num_accepted
     assert watched.unseen == [], "drafted, but never shown: a placeholder"
     return accepted

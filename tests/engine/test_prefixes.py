@@ -118,7 +118,7 @@ def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str) -> None:
         assert 0 < len(small.prefixes._texts) <= 2  # text may be tokenized anew at its end
     whole = anew(target, cold, prompt)
     assert goes_on.output == whole.output == plain_greedy(target, prompt, TOKENS)
-    if not warm.remembers:
+    if not warm.traits.remembers:
         assert [s.tokens for s in goes_on.steps] == [s.tokens for s in whole.steps]
     assert drafts(goes_on) == (name not in NEVER)
 

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import Sampling
 from engine.drafters import user_provided
-from engine.drafters.base import Start
 from engine.errors import ConfigError, PlaygroundError
 from engine.proposal import Budget, TargetOutput
-from engine.sampling import SeededDraws
 from playground.errors import Fault, attempt
 from playground.host.catalog import OWN_DRAFTERS, Catalog
 from playground.host.request import MAX_PROMPT_CHARS, read_request
+from tests.engine.drafters.judges import open_session
 from tests.models import build_context, tiny_target
 from tests.playground.asks import ask
 from tests.playground.tiny import tiny_catalog
@@ -87,8 +85,8 @@ def test_a_drafter_of_ones_own_that_fails_shows_its_traceback(
 
     monkeypatch.setattr(user_provided, "_factories", {"mine": lambda target: Fails()})
     drafter = user_provided.UserProvidedConfig(drafter="mine").build(build_context(tiny_target()))
-    drafter.start(Start([1, 2], 3, TargetOutput(torch.zeros(1, 1)), Sampling(), SeededDraws(0)))
-    fault = attempt(lambda: drafter.propose(Budget(4)), where="run 7")
+    session = open_session(drafter, [1, 2], 3, TargetOutput(torch.zeros(1, 1)))
+    fault = attempt(lambda: session.propose(Budget(4)), where="run 7")
     assert isinstance(fault, Fault) and not fault.expected
     assert fault.sentence.startswith("Your drafter failed in run 7.\n")
     assert "return [token_ids[10_000]]" in fault.sentence and "IndexError" in fault.sentence

@@ -17,15 +17,16 @@ from pydantic import Field
 from engine.config import Limits, setting
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext
 from engine.drafters.method import Drafting, MethodConfig
 from engine.model.sources import TargetSpec
-from engine.proposal import Budget, Outcome, Proposal
+from engine.proposal import Budget, Proposal
 from engine.steps import End
 from engine.tree import ChoiceTree
 from playground.host.catalog import Catalog
 from presets import MethodPreset, Prompt, PromptSuite
 from tests.models import save_tiny
+from tests.one_text import OneText
 
 CONTEXT_LEN = 512
 
@@ -60,7 +61,7 @@ class ScriptedConfig(MethodConfig):
         return ScriptedDrafter(self, bench)
 
 
-class ScriptedDrafter(Drafter):
+class ScriptedDrafter(OneText):
     """Rank 0 carries the token that greedy decoding will pick (but for mistakes), others do not."""
 
     KNOWN = 64
@@ -75,22 +76,23 @@ class ScriptedDrafter(Drafter):
         self._config = config
         self._tree = ChoiceTree.parse(config.scripted_choices, form="candidates")
         self._bench = bench
-        self._root = self._step = self._at = 0
-        self._text: tuple[int, ...] = ()
+        self._step = 0
+        self._known: tuple[int, ...] = ()
 
-    def start(self, start: Start) -> None:
-        self._root, self._step, self._at = start.root, 0, 1
+    def begin(self) -> None:
+        self._step = 0
         weight = self._bench.target.lm_head.weight
         assert isinstance(weight, torch.Tensor)
         known = hashlib.sha256(weight.float().cpu().numpy().tobytes()).digest()
-        prompt = (known, self.KNOWN, *start.prompt_ids)
+        prompt_ids = self.log.prompt_ids
+        prompt = (known, self.KNOWN, *prompt_ids)
         if prompt not in self.WRITTEN:
             limits = Limits(max_new_tokens=self.KNOWN, ignore_eos=True)
             plain = AutoregressiveDrafter(self._bench)
-            *_, end = decode(self._bench.target, plain, start.prompt_ids, limits=limits)
+            *_, end = decode(self._bench.target, plain, prompt_ids, limits=limits)
             assert isinstance(end, End)
             self.WRITTEN[prompt] = end.output_ids
-        self._text = self.WRITTEN[prompt]
+        self._known = self.WRITTEN[prompt]
 
     def propose(self, budget: Budget) -> Proposal:
         time.sleep(self._config.delay_ms / 1000)
@@ -98,7 +100,7 @@ class ScriptedDrafter(Drafter):
         if self._step == self._config.fail_at:
             raise RuntimeError("scripted failure")
         self._step += 1
-        tokens = [self._root, *(self._token(path) for path in self._tree.paths)]
+        tokens = [self.root, *(self._token(path) for path in self._tree.paths)]
         return Proposal(
             torch.tensor(tokens, device=self._bench.target.device),
             self._tree.shape,
@@ -107,14 +109,10 @@ class ScriptedDrafter(Drafter):
         )
 
     def _token(self, path: tuple[int, ...]) -> int:
-        at = self._at + len(path) - 1
-        true = self._text[at] if at < len(self._text) else 0
+        at = len(self.text) - self.log.num_prompt + len(path) - 1
+        true = self._known[at] if at < len(self._known) else 0
         mistake = (self._step + len(path)) % 3 == 0
         return (true + path[-1] + mistake) % 256
-
-    def observe(self, outcome: Outcome) -> None:
-        self._root = outcome.committed[-1]
-        self._at += len(outcome.committed)
 
 
 @contextmanager

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import FeatureDrafter, chain, root_only
+from engine.drafters.base import FeatureDrafter, FeatureSession, chain, root_only
 from engine.drafters.eagle.trees import Candidates, kept_tree
-from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import MethodConfig, draft_nodes
 from engine.kernels.cpu.operators import topk
@@ -69,31 +68,41 @@ class BlockMethod(MethodConfig):
         return kept_tree(root, _paths(ids, best.log_probs, keep), keep, top_k)
 
 
-class BlockDrafter(FeatureDrafter):
-    """Keeps a network's cache in step with the target's features, and drafts one block per step."""
+B = TypeVar("B", bound="BlockDrafter")
 
-    _cache: HeadCache
-    _max_len: int
-    """Positions of the longest block."""
-    _device: torch.device
 
-    def _resume(self, rows: int) -> int:
-        self._cache.truncate(rows)
-        return self._cache.length
-
+class BlockSession(FeatureSession[B]):
     def propose(self, budget: Budget) -> Proposal:
-        length = min(self._max_len, budget.depth)
+        drafter, length = self.drafter, min(self.drafter.max_len, budget.depth)
         if length < 1:
-            return root_only(self.text[-1], self._device)
-        (features, tokens), self._unread = self.unread(), ()
-        return self._block(features, tokens, replace(budget, depth=length))
+            return root_only(self.root, drafter.device)
+        features, tokens = self.unread()
+        budget = replace(budget, depth=length)
+        proposal = drafter.fill(features, tokens, self.root, budget, self.cache)
+        self.cursor.row = self.cache.length
+        return proposal
+
+
+class BlockDrafter(FeatureDrafter):
+    """Keeps a network's cache in step with the target's features, and drafts one block per step.
+
+    Attributes:
+        max_len: positions of the longest block.
+    """
+
+    session = BlockSession
+    max_len: int
+    device: torch.device
 
     @abstractmethod
-    def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
+    def fill(
+        self, features: Tensor, tokens: Tensor, root: int, budget: Budget, cache: Any
+    ) -> Proposal:
         """A draft of `budget.depth` positions, after new rows that the cache gains.
 
         Args:
             features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.
+            cache: as `new_cache` made it.
         """
 
 

@@ -145,7 +145,7 @@ class DFlashDrafter(BlockDrafter):
 
     def __init__(self, config: FeatureBlockMethod, checkpoint: HeadCheckpoint) -> None:
         self.config, self._target = config, checkpoint.target
-        self._device, hidden_size = self._target.device, self._target.hidden_size
+        self.device, hidden_size = self._target.device, self._target.hidden_size
         hint = "It is not a DFlash checkpoint."
         block_size = checkpoint.required("block_size", hint=hint)
         self._masks = [checkpoint.mask_token(config.mask_token_id)] * (block_size - 1)
@@ -154,7 +154,7 @@ class DFlashDrafter(BlockDrafter):
         self.needs = Needs(layers=inputs)
         anchor = checkpoint.config.sample_from_anchor
         self._first = 0 if (self.from_anchor if anchor is None else anchor) else 1
-        self._max_len = min(block_size - self._first, config.max_draft_len or block_size)
+        self.max_len = min(block_size - self._first, config.max_draft_len or block_size)
         self._vocabulary, own_output = checkpoint.vocabulary()
         num_outputs = self._vocabulary.size if own_output else None
         layers = layers_of(checkpoint)
@@ -170,26 +170,30 @@ class DFlashDrafter(BlockDrafter):
         self._output = DraftOutput(self._target, self._vocabulary)
         checkpoint.check_all_read()
         pack_linears(self._model, self._target.kernels)
-        self._cache = HeadCache(len(self._model.layers))
+
+    def new_cache(self) -> HeadCache:
+        return HeadCache(len(self._model.layers))
 
     def _network(self, checkpoint: HeadCheckpoint, model: DFlashModel) -> DFlashModel:
         """The model with all parts of the method, whose settings are read."""
         self._softcap = checkpoint.config.final_logit_softcapping
         return model
 
-    def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
-        block = upload(torch.tensor([self.text[-1], *self._masks]), self._device)
-        outputs = self._model(features, self._embedding(block), self._cache)
+    def fill(
+        self, features: Tensor, tokens: Tensor, root: int, budget: Budget, cache: HeadCache
+    ) -> Proposal:
+        block = upload(torch.tensor([root, *self._masks]), self.device)
+        outputs = self._model(features, self._embedding(block), cache)
         # The block's own keys and values are dropped.
-        self._cache.length += len(features)
-        return self._drafted(outputs[self._first :][: budget.depth], budget)
+        cache.length += len(features)
+        return self._drafted(outputs[self._first :][: budget.depth], root, budget)
 
-    def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
+    def _drafted(self, outputs: Tensor, root: int, budget: Budget) -> Proposal:
         """The draft from hidden vectors `(positions, hidden)` of a block."""
         logits = self._logits(outputs)
         if self._softcap and not self._output.transform.softcap:
             logits = self._softcap * torch.tanh(logits / self._softcap)
-        return self.config.fill(self.text[-1], logits, self._vocabulary)
+        return self.config.fill(root, logits, self._vocabulary)
 
     def _logits(self, outputs: Tensor) -> Tensor:
         """`(positions, hidden)` → `(positions, draft vocabulary)`."""

@@ -108,10 +108,9 @@ class DSparkDrafter(DFlashDrafter):
         model.markov_head = MarkovHead(checkpoint.config.markov_head_type, *sizes)
         return model
 
-    def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
+    def _drafted(self, outputs: Tensor, root: int, budget: Budget) -> Proposal:
         config, head = self.config, self._model.markov_head
         assert isinstance(head, MarkovHead)
-        root = self.text[-1]
         block = _Block(head, self._vocabulary, outputs, self._logits(outputs), root)
         top_k, levels = config.top_k(self._vocabulary), len(outputs)
         keep = config.max_total_draft_tokens if config.use_dynamic_tree else levels

@@ -89,7 +89,7 @@ class ParallelHead(Eagle3Head):
     def fill(self, features: Tensor, tokens: Tensor, past: HeadCache, length: int) -> Tensor:
         """Logits `(length, draft vocabulary)` of the block behind n new base entries.
 
-        The cache gains the base entries; arguments as `BlockDrafter._block`.
+        The cache gains the base entries; arguments as `BlockDrafter.fill`.
         """
         n, begin = len(tokens), past.length
         masks = tokens.new_full((length - 1,), self.mask_token)
@@ -108,10 +108,14 @@ class ParallelEagleDrafter(BlockDrafter):
     """Keeps the base entries, and fills one block per step."""
 
     def __init__(self, config: ParallelEagleConfig, head: ParallelHead, needs: Needs) -> None:
-        self._config, self._head, self._max_len = config, head, config.max_draft_len
-        self.needs, self._device = needs, head.embedding.device
-        self._cache = HeadCache(1 + len(head.layers))
+        self._config, self._head, self.max_len = config, head, config.max_draft_len
+        self.needs, self.device = needs, head.embedding.device
 
-    def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
-        logits = self._head.fill(features, tokens, self._cache, budget.depth)
-        return self._config.fill(self.text[-1], logits, self._head.vocabulary)
+    def new_cache(self) -> HeadCache:
+        return HeadCache(1 + len(self._head.layers))
+
+    def fill(
+        self, features: Tensor, tokens: Tensor, root: int, budget: Budget, cache: HeadCache
+    ) -> Proposal:
+        logits = self._head.fill(features, tokens, cache, budget.depth)
+        return self._config.fill(root, logits, self._head.vocabulary)

@@ -21,7 +21,7 @@ import torch
 from engine.config import setting
 from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
-from engine.drafters.draft_target import DraftModelMethod, ModelDrafter
+from engine.drafters.draft_target import DraftModelMethod, ModelDrafter, ModelSession
 from engine.drafters.heads.checkpoint import mask_token
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -56,33 +56,38 @@ class PardConfig(BlockMethod, DraftModelMethod):
         return PardDrafter(self, self.load(context), context.target)
 
 
-class PardDrafter(ModelDrafter):
+class PardSession(ModelSession["PardDrafter"]):
     """Fills a block behind the text, whose rows its cache keeps."""
+
+    def propose(self, budget: Budget) -> Proposal:
+        """Empty where the model's context ends before the target's."""
+        drafter, model = self.drafter, self.drafter.model
+        room = model.context_len - len(self.text) + 1
+        length = min(drafter.config.max_draft_len, budget.depth, room)
+        if length < 1:
+            return root_only(self.root, drafter.device, "draft_context")
+        self.read()
+        unread = torch.tensor(self._ids[self.cache.length :])
+        max_rows = drafter.config.max_draft_len + 1
+        prompt, last = unread[:-max_rows], unread[-max_rows:]
+        if len(prompt):  # only its end needs logits
+            model.prefill(upload(prompt, model.device), self.cache, Needs())
+        rows = torch.cat([last, torch.full((length - 1,), drafter.mask)])
+        block = Proposal(upload(rows, model.device), TreeShape.chain(len(rows) - 1))
+        logits = model.verify(block, self.cache, Needs()).logits
+        self.cache.commit(tuple(range(len(last))))
+        logits = logits[len(last) - 1 :, : drafter.vocabulary.size].to(drafter.device)
+        return drafter.config.fill(self.root, logits, drafter.vocabulary)
+
+
+class PardDrafter(ModelDrafter):
+    session = PardSession
 
     def __init__(self, config: PardConfig, model: Target, target: Target) -> None:
         """Raises DrafterError: the model has no mask; VocabularyError: it is of another family."""
         super().__init__(target, model)
-        self._config = config
+        self.config = config
         masks = [getattr(model.config, name, None) for name in _MASKS]
         check_unread(beyond_transformers(model.config), model.name, *_MASKS)
-        self._mask = mask_token((config.mask_token_id, *masks), model.name, model.vocab_size)
-        self._vocabulary = Vocabulary(None, common_vocabulary(target, model))
-
-    def propose(self, budget: Budget) -> Proposal:
-        """Empty where the model's context ends before the target's."""
-        room = self.model.context_len - len(self.text) + 1
-        length = min(self._config.max_draft_len, budget.depth, room)
-        if length < 1:
-            return root_only(self.text[-1], self._device, "draft_context")
-        self._ids += self._encode(self.text[len(self._ids) :])
-        unread = torch.tensor(self._ids[self._cache.length :])
-        max_rows = self._config.max_draft_len + 1
-        prompt, last = unread[:-max_rows], unread[-max_rows:]
-        if len(prompt):  # only its end needs logits
-            self.model.prefill(upload(prompt, self.model.device), self._cache, Needs())
-        rows = torch.cat([last, torch.full((length - 1,), self._mask)])
-        block = Proposal(upload(rows, self.model.device), TreeShape.chain(len(rows) - 1))
-        logits = self.model.verify(block, self._cache, Needs()).logits
-        self._cache.commit(tuple(range(len(last))))
-        logits = logits[len(last) - 1 :, : self._vocabulary.size].to(self._device)
-        return self._config.fill(self.text[-1], logits, self._vocabulary)
+        self.mask = mask_token((config.mask_token_id, *masks), model.name, model.vocab_size)
+        self.vocabulary = Vocabulary(None, common_vocabulary(target, model))

@@ -286,8 +286,8 @@ class Eagle3Head(DraftHead):
         return self._parts(head_input, norm=self.norm.weight.detach().float(), lm_head=lm_head)
 
 
-class HeadSession:
-    """A generation's use of a head: base entries that stay, tree entries that do not.
+class HeadEntries:
+    """A text's entries in a head: base entries that stay, tree entries that do not.
 
     Attributes:
         output: `(1, hidden)`, the output of the last base entry: it predicts the children of the
@@ -298,16 +298,10 @@ class HeadSession:
     output: Tensor
     logits: Tensor
 
-    def __init__(self, head: DraftHead) -> None:
+    def __init__(self, head: DraftHead, cache: HeadCache) -> None:
+        """`cache`: base entries; more are added."""
         self.head, self.vocabulary = head, head.vocabulary
-        self._cache = HeadCache(1)
-        self._num_base = 0
-
-    def resume(self, rows: int) -> int:
-        """Keep at most `rows` base entries, for another text; returns how many."""
-        self._cache.truncate(min(rows, self._num_base))
-        self._num_base = self._cache.length
-        return self._num_base
+        self._cache, self._num_base = cache, cache.length
 
     def feed_base(self, features: Tensor, tokens: Tensor) -> None:
         """Add base entries and forget the tree of the last step.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, Self, TypeVar
 
 import torch
@@ -15,8 +16,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, FeatureDrafter, Start, chain, features_of, root_only
-from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec, HeadSession
+from engine.drafters.base import (
+    BuildContext,
+    FeatureDrafter,
+    FeatureSession,
+    Start,
+    chain,
+    root_only,
+)
+from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec, HeadEntries
 from engine.drafters.eagle.trees import DynamicTree, StaticTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadCache
@@ -306,35 +314,42 @@ def _eagle3_spec(checkpoint: HeadCheckpoint, draft_vocab_size: int, max_layers: 
     )
 
 
-class EagleDrafter(FeatureDrafter):
-    def __init__(self, head: DraftHead, tree: StaticTree | DynamicTree, needs: Needs) -> None:
-        self.head, self.tree, self.needs = head, tree, needs
-        self._chain = tree.chain()
-        self.branches = self._chain is not tree
-        self._device = head.embedding.device
-        self._session = HeadSession(head)
+class EagleSession(FeatureSession["EagleDrafter"]):
+    """Keeps the head's base entries in step with the target, and drafts from them."""
 
-    def _resume(self, rows: int) -> int:
-        return self._session.resume(rows)
+    cache: HeadCache
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._sampling, self._draws = start.sampling, start.draws
+    def __init__(self, drafter: EagleDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        self._entries = HeadEntries(drafter.head, self.cache)
 
     def propose(self, budget: Budget) -> Proposal:
-        tree = self._chain if budget.width == 1 else self.tree
-        levels = min(budget.depth, tree.chain_len(self._sampling))
-        unread, self._unread = self.unread(), ()
-        root, session = self.text[-1], self._session
-        drafts = session.chain(*unread, levels, budget.min_prob) if levels > 0 else None
+        tree = self.drafter.chain if budget.width == 1 else self.drafter.tree
+        levels = min(budget.depth, tree.chain_len(self.start.sampling))
+        unread, root, entries = self.unread(), self.root, self._entries
+        self.cursor.row = len(self.text) - 1
+        drafts = entries.chain(*unread, levels, budget.min_prob) if levels > 0 else None
         if drafts is not None:
             return chain(root, drafts[0], drafts[1].exp())
-        session.feed_base(*unread)
+        entries.feed_base(*unread)
         if budget.depth < 1:
-            return root_only(root, self._device)
+            return root_only(root, self.drafter.device)
         if isinstance(tree, DynamicTree):
-            return tree.expand(session, root, budget)
-        return tree.draft(session, root, budget, self._sampling, self._draws)
+            return tree.expand(entries, root, budget)
+        return tree.draft(entries, root, budget, self.start.sampling, self.start.draws)
+
+
+class EagleDrafter(FeatureDrafter):
+    session = EagleSession
+
+    def __init__(self, head: DraftHead, tree: StaticTree | DynamicTree, needs: Needs) -> None:
+        self.head, self.tree, self.needs = head, tree, needs
+        self.chain = tree.chain()
+        self.traits = replace(self.traits, branches=self.chain is not tree)
+        self.device = head.embedding.device
+
+    def new_cache(self) -> HeadCache:
+        return HeadCache(1)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """All roots draft along their true paths at once, depth by depth: exact for static trees.
@@ -343,16 +358,16 @@ class EagleDrafter(FeatureDrafter):
         true token behind it, sits at position p + d - 1 and sees those base entries, its own
         earlier entries and itself; entries of other roots are hidden from it.
         """
-        features = features_of(trace)
-        tokens = trace.tokens.to(self._device)
-        labels = trace.true_tokens(depths).to(self._device)
+        features = trace.features
+        tokens = trace.tokens.to(self.device)
+        labels = trace.true_tokens(depths).to(self.device)
         first, end = trace.first - 1, trace.first - 1 + len(labels)
         cache = HeadCache(1)
         ranks = []
         for begin in range(0, end, MAX_LOGIT_ROWS):
-            entries = torch.arange(begin, min(begin + MAX_LOGIT_ROWS, end), device=self._device)
-            fused = self.head.fuse(features[entries.cpu()].to(self._device))
-            visible = torch.arange(len(entries) + begin, device=self._device) <= entries[:, None]
+            entries = torch.arange(begin, min(begin + MAX_LOGIT_ROWS, end), device=self.device)
+            fused = self.head.fuse(features[entries.cpu()].to(self.device))
+            visible = torch.arange(len(entries) + begin, device=self.device) <= entries[:, None]
             roots = entries >= first
             inputs, unused = tokens[entries + 1], not bool(roots.any())
             out, logits = self.head.predict(
@@ -371,8 +386,8 @@ class EagleDrafter(FeatureDrafter):
     ) -> Tensor:
         """Ranks `(m, depths)` of the roots whose last base entries these m are."""
         base = cache.length
-        mask = torch.arange(base, device=self._device) <= entries[:, None]
-        itself = torch.eye(len(entries), dtype=torch.bool, device=self._device)
+        mask = torch.arange(base, device=self.device) <= entries[:, None]
+        itself = torch.eye(len(entries), dtype=torch.bool, device=self.device)
         columns = []
         for depth, true in enumerate(labels.clamp_min(0).unbind(dim=1), start=1):
             columns.append(self.head.vocabulary.rank_of(logits, true))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from engine.config import Sampling
 from engine.drafters.base import chain
-from engine.drafters.eagle.head import HeadSession
+from engine.drafters.eagle.head import HeadEntries
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, DraftDists, Proposal
@@ -73,7 +73,7 @@ class StaticTree:
 
     def draft(
         self,
-        session: HeadSession,
+        session: HeadEntries,
         root: int,
         budget: Budget,
         sampling: Sampling,
@@ -232,7 +232,7 @@ class Candidates(NamedTuple):
 
 
 class TreeSource(Protocol):
-    """A draft network at the root of a tree, as `HeadSession` has it."""
+    """A draft network at the root of a tree, as `HeadEntries` has it."""
 
     output: Tensor
     logits: Tensor

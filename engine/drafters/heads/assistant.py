@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, LastRowDrafter, chain, root_only
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Traits, chain, root_only
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError
@@ -120,30 +120,25 @@ def shared_layers(target: Target) -> tuple[int, ...]:
     return tuple(len(own) - 1 - own[::-1].index(kind) for kind in KINDS)
 
 
-class AssistantDrafter(LastRowDrafter):
+class AssistantSession(DraftSession["AssistantDrafter"]):
     """Runs the assistant over one row, as often as it drafts tokens."""
 
-    def __init__(self, config: AssistantConfig, target: Target, model: Any) -> None:
-        """Raises DrafterError: the target's layers are of other kinds."""
-        self._config, self._target, self._model = config, target, model
-        self._window = int(model.config.get_text_config().sliding_window)
-        self.needs = Needs(hidden=True, shared=shared_layers(target))
-
     def propose(self, budget: Budget) -> Proposal:
-        length = min(self._config.max_draft_len, budget.depth)
+        drafter, target = self.drafter, self.drafter.target
+        length = min(drafter.config.max_draft_len, budget.depth)
         if length < 1:
-            return root_only(self.text[-1], self._target.device)
-        device, position = self._target.device, len(self.text) - 1
-        rows = [tuple(part[:, :, :position] for part in pair) for pair in self.shared]
+            return root_only(self.root, target.device)
+        device, position = target.device, len(self.text) - 1
+        rows = [tuple(part[:, :, :position] for part in pair) for pair in self.log.shared]
         # The root's row and `window` rows before it, as transformers counts it here.
-        recent = tuple(part[:, :, -(self._window + 1) :] for part in rows[1])
+        recent = tuple(part[:, :, -(drafter.window + 1) :] for part in rows[1])
         shared = dict(zip(KINDS, (rows[0], recent), strict=True))
         position_ids = torch.full((1, 1), position, device=device)
-        token = torch.full((1,), self.text[-1], device=device)
-        hidden, best = self.hidden, list[TopK]()
+        token = torch.full((1,), self.root, device=device)
+        hidden, best = self.log.last_row(), list[TopK]()
         while len(best) < length:
-            embedded = self._target.embedding(token).to(hidden.dtype)
-            out = self._model(
+            embedded = target.embedding(token).to(hidden.dtype)
+            out = drafter.model(
                 inputs_embeds=torch.cat([embedded, hidden], dim=-1)[None],
                 position_ids=position_ids,
                 shared_kv_states=shared,
@@ -152,4 +147,15 @@ class AssistantDrafter(LastRowDrafter):
             best.append(topk(out.logits[0], 1))
             token, hidden = best[-1].ids[0], out.last_hidden_state[0]
         log_probs = torch.cat([one.log_probs[0] for one in best])
-        return chain(self.text[-1], torch.cat([one.ids[0] for one in best]), log_probs.exp())
+        return chain(self.root, torch.cat([one.ids[0] for one in best]), log_probs.exp())
+
+
+class AssistantDrafter(Drafter):
+    session = AssistantSession
+    traits = Traits(has_network=True)
+
+    def __init__(self, config: AssistantConfig, target: Target, model: Any) -> None:
+        """Raises DrafterError: the target's layers are of other kinds."""
+        self.config, self.target, self.model = config, target, model
+        self.window = int(model.config.get_text_config().sliding_window)
+        self.needs = Needs(hidden=True, shared=shared_layers(target))

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
-from engine.config import Sampling, UnitFloat, setting
-from engine.drafters.base import BuildContext, LastRowDrafter, root_only
+from engine.config import UnitFloat, setting
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Traits, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
@@ -28,7 +28,7 @@ from engine.errors import DrafterError, SourceError
 from engine.kernels.cpu.operators import NativeLinear, packed_linear, topk
 from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.target import Target
-from engine.proposal import Budget, Proposal
+from engine.proposal import Budget, Needs, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, upload
 
 _MERGED_PREFIX = "medusa_head."
@@ -230,29 +230,19 @@ def _head_of(name: str) -> int:
     return int(name.removeprefix(_MERGED_PREFIX).partition(".")[0])
 
 
-class MedusaDrafter(LastRowDrafter):
-    def __init__(
-        self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree, device: torch.device
-    ) -> None:
-        self._config = config
-        self.heads = heads
-        self._tree = tree
-        self._num_choices = tree.max_rank + 1
-        self._slots = upload(choice_slots(tree, self._num_choices), device)
-        lengths = [0, *map(len, tree.paths)]
-        self._num_nodes = [sum(n <= depth for n in lengths) for depth in range(tree.depth + 1)]
-
+class MedusaSession(DraftSession["MedusaDrafter"]):
     def propose(self, budget: Budget) -> Proposal:
-        tree, depth = self._tree, min(self._tree.depth, budget.depth)
+        drafter, tree, hidden = self.drafter, self.drafter.tree, self.log.last_row()
+        depth = min(tree.depth, budget.depth)
         if depth < 1:
-            return root_only(self.text[-1], self.hidden.device)
-        best = topk(self.heads.logits(self.hidden, depth)[:, 0], self._num_choices)
+            return root_only(self.root, hidden.device)
+        best = topk(drafter.heads.logits(hidden, depth)[:, 0], tree.max_rank + 1)
         probs = best.log_probs.exp()
-        ids = self.heads.lm_head.vocabulary.target_ids(best.ids)
-        root = ids.new_full((1,), self.text[-1])
+        ids = drafter.heads.lm_head.vocabulary.target_ids(best.ids)
+        root = ids.new_full((1,), self.root)
         # Nodes are in the order of their depths: those of the first heads come first.
-        num_nodes = self._num_nodes[depth]
-        slots = self._slots[:num_nodes]
+        num_nodes = drafter.num_nodes[depth]
+        slots = drafter.slots[:num_nodes]
         return Proposal(
             torch.cat([root, ids.flatten()])[slots],
             tree.shape.keep(range(num_nodes)),
@@ -260,17 +250,30 @@ class MedusaDrafter(LastRowDrafter):
             torch.cat([probs.new_ones(1), probs.flatten()])[slots],
         )
 
-    def rule(self, sampling: Sampling) -> Rule:
+    def rule(self) -> Rule:
         """Typical acceptance reads the temperature only; top-k and top-p do not apply to it."""
-        if self._config.lossless or sampling.greedy:
-            return super().rule(sampling)
-        return Typical(
-            sampling.temperature, self._config.posterior_threshold, self._config.posterior_alpha
-        )
+        config, sampling = self.drafter.config, self.start.sampling
+        if config.lossless or sampling.greedy:
+            return super().rule()
+        return Typical(sampling.temperature, config.posterior_threshold, config.posterior_alpha)
+
+
+class MedusaDrafter(Drafter):
+    session = MedusaSession
+    needs = Needs(hidden=True)
+    traits = Traits(has_network=True)
+
+    def __init__(
+        self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree, device: torch.device
+    ) -> None:
+        self.config, self.heads, self.tree = config, heads, tree
+        self.slots = upload(choice_slots(tree, tree.max_rank + 1), device)
+        lengths = [0, *map(len, tree.paths)]
+        self.num_nodes = [sum(n <= depth for n in lengths) for depth in range(tree.depth + 1)]
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """Every head judges the token at its own distance: exact for every tree."""
-        depths, device = min(depths, self.heads.count), self._slots.device
+        depths, device = min(depths, self.heads.count), self.slots.device
         hidden = trace.hidden_before_roots().to(device)
         tokens = trace.true_tokens(depths).clamp_min(0).to(device)
         ranks, size = [], max(1, MAX_LOGIT_ROWS // depths)

@@ -26,8 +26,15 @@ import transformers
 from torch import Tensor
 
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
-from engine.config import Sampling, setting
-from engine.drafters.base import BuildContext, FeatureDrafter, chain, root_only
+from engine.config import setting
+from engine.drafters.base import (
+    BuildContext,
+    FeatureDrafter,
+    FeatureSession,
+    Start,
+    chain,
+    root_only,
+)
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError, first_line
@@ -215,56 +222,45 @@ def weight_patterns(target: Target, count: int) -> list[str]:
     return [p for p in patterns if p not in numbered] + [rf"model\.layers\.{n}\." for n in layers]
 
 
-class MTPDrafter(FeatureDrafter):
+class MTPSession(FeatureSession["MTPDrafter"]):
     """Feeds the committed rows to the MTP layers, which draft one token each.
 
-    Rows that are not final yet stay unread.
+    Rows that are not final for all layers yet stay unread.
     """
 
-    needs = Needs(hidden=True)
-
-    def __init__(self, context: BuildContext, config: MTPConfig, layers: Any) -> None:
-        self.config = config
-        self._layers = layers
-        self._device, self._dtype = context.target.device, context.target.dtype
-        self._masks = MaskBuilder(context.target.model)
-        self._num_layers = min(config.max_draft_len, len(layers.layers))
-        self._cache = TreeCache(self._num_layers)
-
-    def _resume(self, rows: int) -> int:
-        """Rows that are final for all layers within the common beginning."""
-        self._cache.truncate(max(0, rows - self._num_layers + 1))
-        return self._cache.length
+    def __init__(self, drafter: MTPDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        self.cursor.row = max(0, self.cursor.row - drafter.num_layers + 1)
+        self.cache.truncate(self.cursor.row)
 
     def propose(self, budget: Budget) -> Proposal:
-        length = min(self.config.max_draft_len, budget.depth)
+        length = min(self.drafter.config.max_draft_len, budget.depth)
         if length < 1:
-            return root_only(self.text[-1], self._device)
+            return root_only(self.root, self.drafter.device)
         best = self._draft(length)
         log_probs = torch.cat([one.log_probs[0] for one in best])
-        return chain(self.text[-1], torch.cat([one.ids[0] for one in best]), log_probs.exp())
+        return chain(self.root, torch.cat([one.ids[0] for one in best]), log_probs.exp())
 
     def _draft(self, length: int) -> list[TopK]:
         """The most probable token at each of `length` depths; the cache gains final rows."""
         features, following = self.unread()
         rows, hidden, ids = len(following), features, following
-        self._cache.reserve(rows + length)
+        cache, num_layers = self.cache, self.drafter.num_layers
+        cache.reserve(rows + length)
         best: list[TopK] = []
-        for k in range(self._num_layers):
+        for k in range(num_layers):
             hidden = self._forward(k, hidden, ids)
             best.append(self._best(hidden))
             ids = torch.cat([ids[1:], best[-1].ids[0]])
-        final = max(0, rows - self._num_layers + 1)
-        self._cache.length += final
-        self._unread = ((features[final:], following[final:]),)
-        if self._num_layers == 1:
+        self.cursor.row += max(0, rows - num_layers + 1)
+        cache.length = self.cursor.row
+        if num_layers == 1:
             # A single layer is fed its own output until the draft is long enough.
-            num_final = self._cache.length
             while len(best) < length:
                 hidden = self._forward(0, hidden[-1:], best[-1].ids[0])
-                self._cache.length += 1
+                cache.length += 1
                 best.append(self._best(hidden))
-            self._cache.truncate(num_final)
+            cache.truncate(self.cursor.row)
         return best[:length]
 
     def _forward(self, k: int, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -272,8 +268,8 @@ class MTPDrafter(FeatureDrafter):
 
         `ids (r,)` are the tokens k + 1 positions further.
         """
-        mtp, n = self._layers, len(ids)
-        rows = torch.arange(self._cache.length, self._cache.length + n, device=self._device)
+        mtp, n, past, device = self.drafter.layers, len(ids), self.cache.length, self.drafter.device
+        rows = torch.arange(past, past + n, device=device)
         positions = (rows + k + 1)[None]
         embedded = mtp.embed_tokens(ids)[None].to(hidden.dtype)
         kind = (getattr(mtp.config, "layer_types", None) or ["full_attention"] * (k + 1))[k]
@@ -282,15 +278,15 @@ class MTPDrafter(FeatureDrafter):
             per_kind = {"layer_type": kind} if mtp.has_per_layer_rope else {}
             rotary = mtp.rotary_emb(embedded, position_ids=positions, **per_kind)
         # A single row attends to everything.
-        visible = torch.ones(n, n, dtype=torch.bool, device=self._device).tril() if n > 1 else None
-        mask = self._masks.build(rows, visible, self._cache.length, self._dtype)
+        visible = torch.ones(n, n, dtype=torch.bool, device=device).tril() if n > 1 else None
+        mask = self.drafter.masks.build(rows, visible, past, self.drafter.dtype)
         out: Tensor = mtp.layers[k](
             embedded,
             hidden[None],
             position_embeddings=rotary,
             attention_mask=mask[kind] if isinstance(mask, dict) else mask,
             position_ids=positions,
-            cache=self._cache,
+            cache=self.cache,
         )
         if mtp.use_shared_post_norm:
             out = mtp.shared_post_norm(out)
@@ -298,13 +294,27 @@ class MTPDrafter(FeatureDrafter):
 
     def _best(self, hidden: Tensor) -> TopK:
         """The most probable token after the last row."""
-        logits: Tensor = self._layers._project_to_logits(hidden[-1:])
-        return topk(logits.to(self._device), 1)
+        logits: Tensor = self.drafter.layers._project_to_logits(hidden[-1:])
+        return topk(logits.to(self.drafter.device), 1)
 
-    def rule(self, sampling: Sampling) -> Rule:
-        config, strict = self.config, Lossless(sampling)
+    def rule(self) -> Rule:
+        config, strict = self.drafter.config, Lossless(self.start.sampling)
         if config.lossless:
             return strict
         thinking = ThinkingPhase(config.begin_thinking_phase_token, config.end_thinking_phase_token)
         logs = config.relaxed_rule == "log_probability"
         return Relaxed(strict, config.relaxed_topk, config.relaxed_delta, thinking, logs)
+
+
+class MTPDrafter(FeatureDrafter):
+    session = MTPSession
+    needs = Needs(hidden=True)
+
+    def __init__(self, context: BuildContext, config: MTPConfig, layers: Any) -> None:
+        self.config, self.layers = config, layers
+        self.device, self.dtype = context.target.device, context.target.dtype
+        self.masks = MaskBuilder(context.target.model)
+        self.num_layers = min(config.max_draft_len, len(layers.layers))
+
+    def new_cache(self) -> TreeCache:
+        return TreeCache(self.num_layers)

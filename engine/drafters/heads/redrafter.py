@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, LastRowDrafter, root_only
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Traits, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import MAX_LOGIT_ROWS, TargetTrace
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.target import Target
-from engine.proposal import Budget, Proposal
+from engine.proposal import Budget, Needs, Proposal
 from engine.tree import merge_prefixes, upload
 
 NUM_CANDIDATES = 50
@@ -215,25 +215,30 @@ def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
     return best - torch.logaddexp(best.logsumexp(dim=-1, keepdim=True), left_out), tokens
 
 
-class ReDrafterDrafter(LastRowDrafter):
-    def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:
-        self._config = config
-        self.head = head
-        self.branches = config.beam_width > 1
-
+class ReDrafterSession(DraftSession["ReDrafterDrafter"]):
     def propose(self, budget: Budget) -> Proposal:
-        root, length = self.text[-1], min(self._config.beam_length - 1, budget.depth)
+        config, context = self.drafter.config, self.log.last_row()
+        length = min(config.beam_length - 1, budget.depth)
         if length < 1:
-            return root_only(root, self.hidden.device)
+            return root_only(self.root, context.device)
         beams = search_beams(
-            self.head,
-            self.hidden,
-            root,
-            width=min(self._config.beam_width, budget.width),
+            self.drafter.head,
+            context,
+            self.root,
+            width=min(config.beam_width, budget.width),
             length=length,
             min_prob=budget.min_prob,
         )
-        return merge(beams, root)
+        return merge(beams, self.root)
+
+
+class ReDrafterDrafter(Drafter):
+    session = ReDrafterSession
+    needs = Needs(hidden=True)
+
+    def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:
+        self.config, self.head = config, head
+        self.traits = Traits(has_network=True, branches=config.beam_width > 1)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """The recurrence runs along the true path from every root at once.

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Start, Traits, root_only
 from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import MethodConfig
 from engine.proposal import Budget, ExtraRows, Outcome, Proposal
@@ -187,71 +187,77 @@ def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
     return upload(depths, device), upload(visible, device), int(depths.max())
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadSession(DraftSession["LookaheadDrafter"]):
     """Verifies the pool's guesses and fills the pool from the window.
 
     For a budget of width 1 it has a window of one column, and verifies one guess.
     """
 
-    def __init__(self, context: BuildContext, config: LookaheadConfig) -> None:
-        self.config = config
-        self.branches = config.max_window_size > 1
-        self._device = context.target.device
+    _window: JacobiWindow | None = None
+    """The one in use; None before the first draft, which fills it from the text's draws."""
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        config = self.config
+    def __init__(self, drafter: LookaheadDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        self.config, self._num_read = drafter.config, 0
+        self._pool = NGramPool(self.config.max_verification_set_size, self.config.max_ngram_size)
+
+    def read(self) -> None:
+        """Take in the n-grams that end with each new token."""
+        size = self.config.max_ngram_size
+        if self.config.pool_from_text:
+            for end in range(max(size, self._num_read + 1), len(self.text) + 1):
+                self._pool.add(tuple(self.text[end - size : end]))
+        self._num_read = len(self.text)
+
+    def _fill_window(self) -> JacobiWindow:
+        size, width = self.config.max_ngram_size, self.config.max_window_size
         # Every pass that fills the window uses up one token; W - 1 remain.
-        count = config.max_window_size + config.max_ngram_size - 3
-        first = draw_from_prompt(start.prompt_ids, count, start.draws)
-        size, narrow = config.max_ngram_size, first[: config.max_ngram_size - 2]
-        self._window = self._whole = JacobiWindow(first, ngram_size=size)
-        self._narrow = JacobiWindow(narrow, ngram_size=size) if self.branches else self._whole
-        self._pool = NGramPool(config.max_verification_set_size, config.max_ngram_size)
-        self._learn_from_text(len(self.text))
+        first = draw_from_prompt(self.log.prompt_ids, width + size - 3, self.start.draws)
+        self._whole = self._narrow = JacobiWindow(first, ngram_size=size)
+        if width > 1:
+            self._narrow = JacobiWindow(first[: size - 2], ngram_size=size)
+        return self._whole
 
     def propose(self, budget: Budget) -> Proposal:
-        root = self.text[-1]
+        window = self._window or self._fill_window()
+        self.read()
         if budget.depth < 1:
-            return root_only(root, self._device)
-        guesses = self._pool.get(root)
-        self._window = self._whole
+            return root_only(self.root, self.drafter.device)
+        guesses, window = self._pool.get(self.root), self._whole
         if budget.width == 1:
-            self._window, guesses = self._narrow, guesses[:1]
+            window, guesses = self._narrow, guesses[:1]
+        self._window = window
         drafted, shape, _ = merge_prefixes(guesses)
         # The window is not cut to max_depth, because it serves later steps. Where it exceeds the
         # context there are none, and the loop drops it.
-        rows = upload(torch.tensor([root, *drafted, *self._window.tokens]), self._device)
-        n = len(shape)
-        extra = self._window.rows(rows[n:], n) if self._window.num_rows else None
+        tokens = torch.tensor([self.root, *drafted, *window.tokens])
+        rows, n = upload(tokens, self.drafter.device), len(shape)
+        extra = window.rows(rows[n:], n) if window.num_rows else None
         return Proposal(rows[:n], shape, extra=extra)
 
     def observe(self, outcome: Outcome) -> None:
-        if len(outcome.output.logits):
-            self._learn_from_rows(outcome)
-        super().observe(outcome)
-        self._learn_from_text(len(outcome.committed))
-
-    def _learn_from_rows(self, outcome: Outcome) -> None:
-        """What the target predicts after the verified tree and the window's rows."""
-        root, proposal = self.text[-1], outcome.proposal
-        best, tokens = outcome.argmax(), outcome.tokens()
+        """Learn what the target predicts after the verified tree and the window's rows."""
+        if self._window is None or not len(outcome.output.logits):
+            return
+        proposal, best, tokens = outcome.proposal, outcome.argmax(), outcome.tokens()
         for node, parent in enumerate(proposal.shape.parents):
             self._pool.add((tokens[node], best[node]))
             if node and self.config.max_ngram_size > 2:
                 self._pool.add((tokens[parent], tokens[node], best[node]))
         if (proposal.extra is None) == (self._window.num_rows == 0):
             results = self._window.results(best, len(proposal.shape))
-            for column in self._window.advance(root, results):
+            for column in self._window.advance(tokens[0], results):
                 for begin in range(len(column) - 1):
                     self._pool.add(column[begin:])
+        self.read()
 
-    def _learn_from_text(self, count: int) -> None:
-        """The n-grams that end with each of the text's last `count` tokens."""
-        size, length = self.config.max_ngram_size, len(self.text)
-        if self.config.pool_from_text:
-            for end in range(max(size, length - count + 1), length + 1):
-                self._pool.add(tuple(self.text[end - size : end]))
+
+class LookaheadDrafter(Drafter):
+    session = LookaheadSession
+
+    def __init__(self, context: BuildContext, config: LookaheadConfig) -> None:
+        self.config, self.device = config, context.target.device
+        self.traits = Traits(branches=config.max_window_size > 1)
 
 
 def draw_from_prompt(prompt_ids: Sequence[int], count: int, draws: SeededDraws) -> list[int]:

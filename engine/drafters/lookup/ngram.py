@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Start, Traits
 from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.proposal import Budget, Proposal
@@ -82,30 +82,39 @@ class NGramConfig(MethodConfig):
         return DraftShape(self.max_draft_len, self.max_draft_len)
 
 
-class NGramDrafter(Drafter):
-    def __init__(self, config: NGramConfig, context: BuildContext) -> None:
-        self._target = context.target
-        self._lookup = lookup_of(config)
-        self.remembers = config.lookup != "transformers" and config.is_public_pool
-
-    def start(self, start: Start) -> None:
-        super().start(start)
+class NGramSession(DraftSession["NGramDrafter"]):
+    def __init__(self, drafter: NGramDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
         limits = start.limits
-        eos_ids = frozenset[int]() if limits.ignore_eos else self._target.eos_ids
-        self._end = len(start.prompt_ids) + limits.max_new_tokens
-        self._lookup.begin(self._end, eos_ids)
-
-    def finish(self) -> None:
-        self._lookup.begin(0, frozenset())
+        eos_ids = frozenset[int]() if limits.ignore_eos else drafter.target.eos_ids
+        self._end = start.log.num_prompt + limits.max_new_tokens
+        self._lookup = lookup_of(drafter.config, self._end, eos_ids, drafter.pool)
 
     def propose(self, budget: Budget) -> Proposal:
         draft = self._lookup.draft(self.text)[: budget.depth]
         self.match_len = self._lookup.size
-        if self.match_len < self.min_match_len:
+        if self.match_len < self.start.min_match_len:
             draft = []
-        tokens = upload(torch.tensor([self.text[-1], *draft]), self._target.device)
+        tokens = upload(torch.tensor([self.root, *draft]), self.drafter.target.device)
         bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None
         return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)
+
+    def close(self) -> None:
+        self._lookup.learn(self.text)
+
+
+class NGramDrafter(Drafter):
+    """Attributes:
+    pool: of all texts; None = every text has its own.
+    """
+
+    session = NGramSession
+
+    def __init__(self, config: NGramConfig, context: BuildContext) -> None:
+        self.config, self.target = config, context.target
+        shares = config.lookup != "transformers" and config.is_public_pool
+        self.pool = Pool() if shares else None
+        self.traits = Traits(remembers=shares)
 
 
 class PoolLookup:
@@ -114,7 +123,7 @@ class PoolLookup:
     Every n-gram is a pattern, what follows it (up to `max_draft_len` tokens) a match. Matches keep
     the order in which they were first seen; a longer one drops the shorter ones of its pattern;
     without `is_keep_all`, only the first of the longest is kept; as coded, one longer than the
-    oldest replaces all, and others of that length join it. A public pool outlives its run.
+    oldest replaces all, and others of that length join it. A public pool outlives the text.
     Source: TensorRT-LLM, tensorrt_llm/_torch/speculative/ngram.py.
 
     Example: max_draft_len 2, sequence `1 2 3 1`: pool `1 → (2, 3)`, `2 → (3, 1)`, `3 → (1)`; the
@@ -123,18 +132,11 @@ class PoolLookup:
 
     size = 0
 
-    def __init__(self, config: NGramConfig) -> None:
-        self._config = config
-        self._pool = BoundedTable[Tokens, _Matches]()
+    def __init__(self, config: NGramConfig, end: int, pool: Pool) -> None:
+        """`end`: tokens of the text at its longest."""
+        self._config, self._end, self._pool = config, end, pool
         self._sequence: list[int] = []
-        self._end = self._learned = self._length = 0
-
-    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
-        if self._config.is_public_pool:
-            self._learn_tail()
-        else:
-            self._pool.clear()
-        self._sequence, self._learned, self._length, self._end = [], 0, 0, end
+        self._learned = self._length = 0
 
     def draft(self, sequence: list[int]) -> list[int]:
         self.size, room = 0, self._end - 1 - len(sequence)
@@ -156,6 +158,11 @@ class PoolLookup:
                 self.size = size
                 return list(matches.pick(oldest=self._config.is_use_oldest))[:room]
         return []
+
+    def learn(self, sequence: list[int]) -> None:
+        """Learn a text that ends here, for later ones."""
+        self._sequence, self._length = sequence, len(sequence)
+        self._learn_tail()
 
     def _learn_tail(self) -> None:
         longest = min(self._config.max_matching_ngram_size, self._length - 1)
@@ -210,6 +217,10 @@ class _Matches:
         return next(iter(self._all) if oldest else reversed(self._all))
 
 
+class Pool(BoundedTable[Tokens, _Matches]):
+    """By pattern."""
+
+
 class PromptLookup:
     """transformers' prompt lookup: the first occurrence of the longest suffix.
 
@@ -219,14 +230,14 @@ class PromptLookup:
 
     size = 0
 
-    def __init__(self, config: NGramConfig) -> None:
-        self._config = config
-        self.begin(0, frozenset())
-
-    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
-        self._end, self._eos_ids = end, eos_ids
+    def __init__(self, config: NGramConfig, end: int, eos_ids: frozenset[int]) -> None:
+        """`end`: tokens of the text at its longest."""
+        self._config, self._end, self._eos_ids = config, end, eos_ids
         self._text = ""
         """A character per token, because a string is searched fast without an index."""
+
+    def learn(self, sequence: list[int]) -> None:
+        """Nothing of a text serves another."""
 
     def draft(self, sequence: list[int]) -> list[int]:
         # Ids beyond Unicode would only share a character, and the target verifies every draft.
@@ -244,6 +255,10 @@ class PromptLookup:
         return []
 
 
-def lookup_of(config: NGramConfig) -> PromptLookup | PoolLookup:
+def lookup_of(
+    config: NGramConfig, end: int, eos_ids: frozenset[int], pool: Pool | None = None
+) -> PromptLookup | PoolLookup:
     """Rules that turn a growing text into a draft."""
-    return PromptLookup(config) if config.lookup == "transformers" else PoolLookup(config)
+    if config.lookup == "transformers":
+        return PromptLookup(config, end, eos_ids)
+    return PoolLookup(config, end, Pool() if pool is None else pool)

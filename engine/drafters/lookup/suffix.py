@@ -17,19 +17,19 @@ The datastore: arXiv:2311.08252, section 3.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from engine.config import UnitFloat, setting
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Start, Traits
 from engine.drafters.lookup.array import SuffixArray, token_type
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 from engine.drafters.lookup.paths import Continuation, most_probable_paths
 from engine.drafters.method import DraftShape, MethodConfig, draft_len, draft_nodes
 from engine.errors import ConfigError
 from engine.model.corpus import DIALOGUES, Corpus
-from engine.proposal import Budget, Outcome, Proposal
+from engine.proposal import Budget, Proposal
 
 TEXT_BYTES, RUNS_BYTES, STORE_BYTES = 256 << 20, 1 << 30, 2 << 30
 """The most memory of a run's own text, of earlier runs and of a corpus."""
@@ -149,34 +149,29 @@ class Context(NamedTuple):
     max_depth: int
 
 
-class SuffixDrafter(Drafter):
-    def __init__(
-        self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
-    ) -> None:
-        self.config = config
-        self.text = []
-        self._store = store
-        self._device = context.target.device
-        self._local = SuffixAutomaton(config.max_tree_depth, TEXT_BYTES)
-        self._pool = SuffixAutomaton(config.max_tree_depth, RUNS_BYTES)
-        self.remembers = config.use_global_pool
+class SuffixSession(DraftSession["SuffixDrafter"]):
+    def __init__(self, drafter: SuffixDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        self._local = SuffixAutomaton(drafter.config.max_tree_depth, TEXT_BYTES)
+        self._cursor, self._num_read = Cursor(drafter.pool), 0
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self.match_len = 0
-        self._cursor = Cursor(self._pool)
-        self._read(self.text)
+    def read(self) -> None:
+        for token in self.text[self._num_read :]:
+            self._local.append(token)
+            self._cursor.advance(token)
+        self._num_read = len(self.text)
 
     def propose(self, budget: Budget) -> Proposal:
+        self.read()
         best = self.best_continuation(budget)
         self.match_len = best.match_len
-        if best.match_len < self.min_match_len:
+        if best.match_len < self.start.min_match_len:
             best = Continuation()
-        return best.proposal(self.text[-1], self._device)
+        return best.proposal(self.root, self.drafter.device)
 
     def best_continuation(self, budget: Budget) -> Continuation:
         """The highest-scoring draft; the text itself wins ties, then the longer match."""
-        config, best = self.config, Continuation()
+        config, best = self.drafter.config, Continuation()
         most = config.max_total_draft_tokens if config.use_tree_spec else config.max_draft_len
         for match in self._matches():
             room = min(int(match.length * config.max_spec_factor + 1e-6), most)
@@ -197,30 +192,20 @@ class SuffixDrafter(Drafter):
                 best = draft
         return best
 
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        self._read(outcome.committed)
-
-    def finish(self) -> None:
-        if self.config.use_global_pool:
-            if self._pool.num_tokens >= self.config.global_pool_size:
-                self._pool.clear()
+    def close(self) -> None:
+        pool, config = self.drafter.pool, self.drafter.config
+        if config.use_global_pool:
+            if pool.num_tokens >= config.global_pool_size:
+                pool.clear()
             for token in self.text:
-                self._pool.append(token)
-            self._pool.end_sequence()
-        self.text = []
-        self._local.clear()
-
-    def _read(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            self._local.append(token)
-            self._cursor.advance(token)
+                pool.append(token)
+            pool.end_sequence()
 
     def _matches(self) -> Iterator[Context]:
         """Every matched context, per memory longest first."""
-        depth = self.config.max_tree_depth
+        depth, store = self.drafter.config.max_tree_depth, self.drafter.store
         starts = [(self._local, self._local.suffix, depth)]
-        starts += [(self._pool, self._cursor.state, self._cursor.length)]
+        starts += [(self.drafter.pool, self._cursor.state, self._cursor.length)]
         for automaton, state, longest in starts:
             while state != ROOT:
                 # Continuations of a state are those of its shortest string.
@@ -228,9 +213,25 @@ class SuffixDrafter(Drafter):
                 length = min(automaton.length[state], longest)
                 yield Context(automaton, state, length, max_depth)
                 state = automaton.link[state]
-        if self._store is not None:
-            for rows in self._store.matches(self.text[-depth:]):
-                yield Context(self._store, rows, rows.length, depth - rows.length)
+        if store is not None:
+            for rows in store.matches(self.text[-depth:]):
+                yield Context(store, rows, rows.length, depth - rows.length)
+
+
+class SuffixDrafter(Drafter):
+    """Attributes:
+    pool: earlier texts.
+    store: a corpus.
+    """
+
+    session = SuffixSession
+
+    def __init__(
+        self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
+    ) -> None:
+        self.config, self.store, self.device = config, store, context.target.device
+        self.pool = SuffixAutomaton(config.max_tree_depth, RUNS_BYTES)
+        self.traits = Traits(remembers=config.use_global_pool)
 
 
 def _shares(memory: Memory, state: Any) -> Iterator[tuple[int, float, Any]]:

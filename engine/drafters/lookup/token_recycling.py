@@ -26,10 +26,11 @@ from pydantic import model_validator
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, DraftSession, Start, Traits
 from engine.drafters.lookup.paths import most_probable_tree
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.kernels.cpu.operators import topk
+from engine.metrics import common_len
 from engine.proposal import Budget, Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, upload
 
@@ -83,54 +84,71 @@ class TokenRecyclingConfig(MethodConfig):
         return TokenRecyclingDrafter(context, self)
 
 
-class TokenRecyclingDrafter(Drafter):
-    remembers = True
+class TokenRecyclingSession(DraftSession["TokenRecyclingDrafter"]):
+    def __init__(self, drafter: TokenRecyclingDrafter, start: Start) -> None:
+        super().__init__(drafter, start)
+        self._num_read = 0
 
-    def __init__(self, context: BuildContext, config: TokenRecyclingConfig) -> None:
-        self.config = config
-        self._target = context.target
-        self._tree = ChoiceTree(config.recycling_choices)
-        self._levels = _levels(self._tree, context.target.device)
-        # Without successors at first; its last row is that of `UNKNOWN` itself.
-        shape = context.target.vocab_size + 1, config.matrix_top_k
-        self._matrix = torch.full(shape, UNKNOWN, device=context.target.device)
-
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._recycle(start.prompt_ids[max(0, self.num_shared - 1) :])
-        self._write(start.prompt_ids[-1:], start.output.logits[-1:])
+    def read(self) -> None:
+        """Take in what followed each token, where the target's predictions are not known."""
+        log, drafter = self.log, self.drafter
+        if not self._num_read:
+            known = common_len(drafter.last_text, self.text) if log.num_cached else 0
+            drafter.recycle(log.prompt_ids[max(0, known - 1) :])
+            if log.prompt_logits is not None and len(log.prompt_logits):
+                drafter.write(log.prompt_ids[-1:], log.prompt_logits)
+            self._num_read = log.num_prompt + 1
+        drafter.recycle(self.text[self._num_read - 1 :])
+        self._num_read = len(self.text)
 
     def propose(self, budget: Budget) -> Proposal:
-        tokens = torch.full((len(self._tree) + 1,), self.text[-1], device=self._target.device)
-        for begin, end, parents, ranks in self._levels:
-            tokens[begin:end] = self._matrix[tokens[parents], ranks]
-        proposal = Proposal(tokens, self._tree.shape, ranks=self._tree.ranks)
+        self.read()
+        drafter, tree = self.drafter, self.drafter.tree
+        tokens = torch.full((len(tree) + 1,), self.root, device=drafter.device)
+        for begin, end, parents, ranks in drafter.levels:
+            tokens[begin:end] = drafter.matrix[tokens[parents], ranks]
+        proposal = Proposal(tokens, tree.shape, ranks=tree.ranks)
         nodes = [node for node, token in enumerate(tokens.tolist()) if token != UNKNOWN]
         return proposal if len(nodes) == len(tokens) else proposal.keep(nodes)
 
     def observe(self, outcome: Outcome) -> None:
-        root = self.text[-1]
-        super().observe(outcome)
-        logits = outcome.output.logits
-        if len(logits):
-            tokens = outcome.tokens()
-            self._write(tokens, logits[: len(tokens)], outcome.path)
-        else:
-            self._recycle([root, *outcome.committed])
+        if not len(outcome.output.logits):
+            return
+        tokens = outcome.tokens()
+        self.drafter.write(tokens, outcome.output.logits[: len(tokens)], outcome.path)
+        self._num_read = len(self.text)
 
-    def _write(self, ids: Sequence[int], logits: Tensor, path: Sequence[int] = ()) -> None:
+    def close(self) -> None:
+        self.read()
+        self.drafter.last_text = self.text
+
+
+class TokenRecyclingDrafter(Drafter):
+    session = TokenRecyclingSession
+    traits = Traits(remembers=True)
+
+    def __init__(self, context: BuildContext, config: TokenRecyclingConfig) -> None:
+        self.device = context.target.device
+        self.tree = ChoiceTree(config.recycling_choices)
+        self.levels = _levels(self.tree, self.device)
+        # Without successors at first; its last row is that of `UNKNOWN` itself.
+        shape = context.target.vocab_size + 1, config.matrix_top_k
+        self.matrix = torch.full(shape, UNKNOWN, device=self.device)
+        self.last_text: list[int] = []
+
+    def write(self, ids: Sequence[int], logits: Tensor, path: Sequence[int] = ()) -> None:
         """Replace the rows of n tokens by the best of `logits` `(n, vocab)`.
 
         Where a token occurs in several rows, one on the accepted path wins, then the last one.
         """
-        best = topk(logits, self.config.matrix_top_k, with_logsumexp=False).ids
+        best = topk(logits, self.matrix.shape[1], with_logsumexp=False).ids
         # For few tokens a dictionary is faster than tensors.
         rows = dict(zip(ids, range(len(ids)), strict=True))
         rows |= {ids[node]: node for node in path}
-        pair = upload(torch.tensor([list(rows), list(rows.values())]), logits.device)
-        self._matrix[pair[0]] = best[pair[1]]
+        pair = upload(torch.tensor([list(rows), list(rows.values())]), self.device)
+        self.matrix[pair[0]] = best[pair[1]]
 
-    def _recycle(self, tokens: Sequence[int]) -> None:
+    def recycle(self, tokens: Sequence[int]) -> None:
         """Put the successors of each token first in its row, the latest foremost.
 
         Example: k = 3, tokens 5 7 5 8, row 5 → [9, 7, 1]: row 5 becomes [8, 7, 9].
@@ -142,13 +160,13 @@ class TokenRecyclingDrafter(Drafter):
             own[after] = None
         if not successors:
             return
-        index = upload(torch.tensor(list(successors)), self._target.device)
-        rows = self._matrix[index].tolist()
+        index = upload(torch.tensor(list(successors)), self.device)
+        rows = self.matrix[index].tolist()
         for own, row in zip(successors.values(), rows, strict=True):
             # Unknown entries are at the end of a row, and stay there.
             ids = list(dict.fromkeys([*reversed(own), *row]))[: len(row)]
             row[:] = ids + [UNKNOWN] * (len(row) - len(ids))
-        self._matrix[index] = upload(torch.tensor(rows), self._target.device)
+        self.matrix[index] = upload(torch.tensor(rows), self.device)
 
 
 def _levels(tree: ChoiceTree, device: torch.device) -> list[tuple[int, int, Tensor, Tensor]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec, HeadSession
+from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec, HeadEntries
 from engine.drafters.eagle.methods import EagleDrafter
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expand_candidates
 from engine.drafters.heads.layer import HeadCache, HeadSpec
@@ -157,7 +157,7 @@ def test_a_packed_embedding_is_read_without_unpacking_it(target: Target) -> None
 
 def chains(head: DraftHead, least: float, steps: int = 4) -> list[tuple[list[int], list[float]]]:
     """What a session drafts step after step, in one call each and level by level."""
-    at_once, by_level = HeadSession(head), HeadSession(head)
+    at_once, by_level = HeadEntries(head, HeadCache(1)), HeadEntries(head, HeadCache(1))
     torch.manual_seed(7)
     found = []
     for step in range(steps):

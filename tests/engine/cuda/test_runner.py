@@ -216,7 +216,7 @@ def test_a_draft_models_first_text_is_run_by_graphs() -> None:
     drafter = drafter_for(target, "draft-model", small=small)
     another = drafter_for(target, "draft-model", small=small)
     write(target, drafter, list(PROMPT), tokens=8)
-    assert runner_of(small).buckets and another.has_network
+    assert runner_of(small).buckets and another.traits.has_network
 
 
 def test_a_failed_capture_frees_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

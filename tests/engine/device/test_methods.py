@@ -77,7 +77,7 @@ def test_a_method_writes_the_cpus_text(name: str, way: str, device: torch.device
         assert result.output == expected.output and result.num_accepted == expected.num_accepted
     first, later, _ = MORE_WAITS.get(name, (1, 1, ""))
     assert_waits(result.logs, first, later)
-    assert max(result.tensors) < (NETWORK_TENSORS if drafter.has_network else LOOKUP_TENSORS)
+    assert max(result.tensors) < (NETWORK_TENSORS if drafter.traits.has_network else LOOKUP_TENSORS)
 
 
 @pytest.mark.slow

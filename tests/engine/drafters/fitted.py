@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from engine.drafters.base import features_of
+from engine.feature_log import features_of
 from engine.model.target import Target
 from engine.proposal import Needs
 from tests.engine.drafters.judges import PROMPTS

@@ -15,8 +15,10 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter, Start
 from engine.drafters.method import MethodConfig
+from engine.feature_log import FeatureLog
 from engine.metrics import Metrics, measure
 from engine.model.target import Target
+from engine.proposal import Outcome, TargetOutput
 from engine.sampling import SeededDraws, probabilities
 from engine.steps import End, Prefill, Step
 from tests.models import build_context, plain_greedy, tiny_target
@@ -101,19 +103,46 @@ def assert_drafts_equal(
 
 
 @torch.inference_mode()
-def begin(drafter: Drafter, text: Sequence[int], *, sampling: Sampling | None = None) -> None:
-    """Start a drafter of the tiny Llama with a text whose last token is the root."""
+def begin(
+    drafter: Drafter,
+    text: Sequence[int],
+    *,
+    target: Target | None = None,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+) -> Any:
+    """The session of a text whose last token is the root; by default of the tiny Llama."""
     *prompt, root = text
-    target = target_of("llama")
+    target = target or target_of("llama")
     shown = target.prefill(prompt, target.new_cache(len(prompt)), drafter.needs)
-    drafter.start(Start(prompt, root, shown, sampling or Sampling(), SeededDraws(0)))
+    return open_session(drafter, prompt, root, shown, sampling, seed)
+
+
+def open_session(
+    drafter: Drafter,
+    prompt: Sequence[int],
+    root: int,
+    shown: TargetOutput,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+) -> Any:
+    """The session of a text whose prompt was read: the target has `shown` this of it."""
+    log = FeatureLog(prompt, drafter.needs, shown.logits.device)
+    session = drafter.open(Start(log, sampling or Sampling(), SeededDraws(seed)))
+    log.read_prompt(shown)
+    log.begin(root)
+    return session
+
+
+def observe(session: Any, outcome: Outcome) -> None:
+    """A step, as the loop tells of it."""
+    session.log.commit(outcome)
+    session.observe(outcome)
 
 
 def started(config: MethodConfig, text: Sequence[int]) -> Any:
-    """A drafter of the tiny Llama that has read a text; its last token is the root."""
-    drafter = config.build(build_context(target_of("llama")))
-    begin(drafter, text)
-    return drafter
+    """A session on the tiny Llama that may read a text; its last token is the root."""
+    return begin(config.build(build_context(target_of("llama"))), text)
 
 
 # Tests share these targets: made in inference mode, their weights cannot be written to outside it.

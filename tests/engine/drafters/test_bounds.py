@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import Sampling
 from engine.drafters import parse_method
-from engine.drafters.base import Drafter, Start
+from engine.drafters.base import Drafter
 from engine.drafters.lookup import bounded, suffix
 from engine.drafters.lookup.bounded import BoundedTable
 from engine.proposal import Budget, Outcome, TargetOutput
-from engine.sampling import SeededDraws
-from tests.engine.drafters.judges import target_of
+from tests.engine.drafters.judges import observe, open_session, target_of
 from tests.models import VOCAB, build_context
 
 MOST = 1 << 20
@@ -44,15 +42,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "RUNS_BYTES", MOST)
 
 
-def write(drafter: Drafter, prompt: list[int], steps: int) -> None:
-    """A text that nobody verifies: every step commits the root's successor at random."""
+def write(drafter: Drafter, prompt: list[int], steps: int) -> Any:
+    """The session of a text that nobody verifies: every step commits a token at random."""
     generator = torch.Generator().manual_seed(len(prompt))
     shown = TargetOutput(torch.randn(1, VOCAB, generator=generator))
-    drafter.start(Start(prompt, prompt[0], shown, Sampling(), SeededDraws(0)))
+    session = open_session(drafter, prompt, prompt[0], shown)
     for _ in range(steps):
-        proposal = drafter.propose(Budget(64))
+        proposal = session.propose(Budget(64))
         output = TargetOutput(torch.randn(proposal.num_rows, VOCAB, generator=generator))
-        drafter.observe(Outcome(proposal, output, (0,), (int(output.logits[0].argmax()),)))
+        observe(session, Outcome(proposal, output, (0,), (int(output.logits[0].argmax()),)))
+    return session
 
 
 def bytes_after_each(drafter: Drafter, texts: int, length: int) -> Iterator[int]:
@@ -62,9 +61,10 @@ def bytes_after_each(drafter: Drafter, texts: int, length: int) -> Iterator[int]
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(texts):
             prompt = [rng.randrange(VOCAB) for _ in range(length)]
-            write(drafter, prompt, steps=40)
+            session = write(drafter, prompt, steps=40)
             yield tracemalloc.get_traced_memory()[0] - before - 16 * length
-            drafter.finish()
+            session.close()
+            del session
     finally:
         tracemalloc.stop()
 

@@ -36,9 +36,10 @@ def test_sampled_output_follows_the_target_with_sampled_and_retrieved_drafts():
 
 
 def spy(drafter: Any, turns: list[str], name: str) -> None:
-    """Note every proposal of a drafter by this name."""
-    propose = drafter.propose
-    drafter.propose = lambda budget: turns.append(name) or propose(budget)
+    """Note every proposal of a drafter's sessions by this name."""
+    propose = drafter.session.propose
+    noted = lambda session, budget: turns.append(name) or propose(session, budget)  # noqa: E731
+    drafter.session = type("Spied", (drafter.session,), {"propose": noted})
 
 
 def test_heads_are_shown_what_they_need_and_their_rule_decides(tmp_path: Path):
@@ -47,7 +48,8 @@ def test_heads_are_shown_what_they_need_and_their_rule_decides(tmp_path: Path):
     lossy = CombinedConfig(model=MedusaConfig(speculative_model=heads, acceptance="typical"))
     assert CombinedConfig().lossless and not lossy.lossless
     drafter = lossy.build(build_context(target))
-    assert isinstance(drafter.rule(Sampling(temperature=1.0)), Typical)
+    session = begin(drafter, [1, 2, 3], sampling=Sampling(temperature=1.0))
+    assert isinstance(session.rule(), Typical)
     assert judges.assert_greedy_lossless(target, drafter) > 0
 
 
@@ -55,7 +57,7 @@ def test_remarks_on_either_drafter_are_kept():
     context = build_context(target_of("llama"))
     retrieval, model = (kind().build(context) for kind in (SuffixConfig, TokenRecyclingConfig))
     model.notes = ("It was trained for another target.",)
-    assert CombinedDrafter(CombinedConfig(), retrieval, model).notes == model.notes
+    assert CombinedDrafter(retrieval, model, 2).notes == model.notes
 
 
 @pytest.mark.parametrize("retrieval", [NGRAM, {"decoding_type": "Suffix"}])
@@ -71,10 +73,10 @@ def test_retrieval_drafts_only_where_the_match_is_long_enough(retrieval: dict[st
 
 
 def test_suffix_matches_in_earlier_runs_count():
-    drafter = started(CombinedConfig(retrieval=SuffixConfig(use_global_pool=True)), [1, 2, 3, 4, 5])
-    drafter.finish()
-    begin(drafter, [9, 2, 3])
-    assert drafter.propose(Budget(99)).tokens.tolist() == [3, 4, 5]
+    config = CombinedConfig(retrieval=SuffixConfig(use_global_pool=True))
+    session = started(config, [1, 2, 3, 4, 5])
+    session.close()
+    assert begin(session.drafter, [9, 2, 3]).propose(Budget(99)).tokens.tolist() == [3, 4, 5]
 
 
 def test_a_match_that_the_retrieval_cannot_find_is_refused():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from engine.drafters.eagle.head import HeadSession
+from engine.drafters.eagle.head import HeadEntries
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.eagle.trees import (
     Candidates,
@@ -216,9 +216,9 @@ def test_base_entries_fed_in_pieces_between_trees_equal_one_pass() -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(300, 144, generator=generator)
     tokens = torch.randint(0, 240, (300,), generator=generator)
-    whole = HeadSession(drafter.head)
+    whole = HeadEntries(drafter.head, HeadCache(1))
     whole.feed_base(features, tokens)
-    pieces = HeadSession(drafter.head)
+    pieces = HeadEntries(drafter.head, HeadCache(1))
     for start, end in ((0, 250), (250, 253), (253, 254), (254, 300)):
         pieces.feed_base(features[start:end], tokens[start:end])
         for depth in (1, 2):

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from engine.accept import Lossless, VerifiedTree
 from engine.config import Sampling
-from engine.drafters.base import Start, features_of
-from engine.drafters.eagle.head import HeadSession
+from engine.drafters.eagle.head import HeadEntries
 from engine.drafters.eagle.methods import MC_SIM_7B_63, Eagle3Config, EagleConfig, EagleDrafter
 from engine.drafters.heads.layer import HeadCache
+from engine.feature_log import features_of
 from engine.proposal import Budget, DraftDists, Outcome
 from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import ChoiceTree
 from tests.engine.drafters.golden import ROOT, GoldenCase, golden_case
-from tests.engine.drafters.judges import write
+from tests.engine.drafters.judges import observe, open_session, write
 from tests.models import build_context
 
 CASES = {
@@ -97,7 +97,7 @@ def test_features_and_head_outputs_equal_the_reference(name: str) -> None:
 def test_siblings_fed_as_tree_entries_equal_the_reference(name: str) -> None:
     case = case_of(name)
     drafter, wanted = drafter_of(case), case.tensors
-    session = HeadSession(drafter.head)
+    session = HeadEntries(drafter.head, drafter.new_cache())
     fed = wanted["level1_input_ids"]
     with torch.inference_mode():
         session.feed_base(wanted["target_features"], wanted["head_input_ids"])
@@ -215,9 +215,10 @@ def test_sampled_runs_replay_with_the_recorded_draws(name: str) -> None:
     drafter = drafter_of(case, record["params"])
     cache = target.new_cache(256)
     shown = target.prefill(prompt, cache, drafter.needs)
-    drafter.start(Start(prompt, record["steps"][0]["tokens"][0], shown, sampling, SeededDraws(0)))
+    root = record["steps"][0]["tokens"][0]
+    session = open_session(drafter, prompt, root, shown, sampling)
     for golden in record["steps"]:
-        proposal = drafter.propose(Budget(100))
+        proposal = session.propose(Budget(100))
         assert proposal.dists is None, "dynamic trees follow from the context alone"
         assert proposal.tokens.tolist() == golden["tokens"]
         assert list(proposal.shape.parents) == golden["parents"]
@@ -232,7 +233,7 @@ def test_sampled_runs_replay_with_the_recorded_draws(name: str) -> None:
         assert list(rows) == golden["accepted_path"]
         cache.commit(rows)
         committed = (*golden["accepted_tokens"][1:], golden["next_root"])
-        drafter.observe(Outcome(proposal, shown, rows, committed))
+        observe(session, Outcome(proposal, shown, rows, committed))
 
 
 def test_sampled_static_trees_verify_as_recorded() -> None:
@@ -263,8 +264,9 @@ def test_static_trees_name_the_distributions_in_the_reference_s_order() -> None:
     drafter, prompt = drafter_of(case), prompt_of(case, case.expected["sampling"][0])
     shown = case.target.prefill(prompt, case.target.new_cache(64), drafter.needs)
     root = case.expected["head_io"]["root"]
-    drafter.start(Start(prompt, root, shown, Sampling(temperature=1.0), SeededDraws(3)))
-    proposal = drafter.propose(Budget(100))
+    sampling = Sampling(temperature=1.0)
+    session = open_session(drafter, prompt, root, shown, sampling, seed=3)
+    proposal = session.propose(Budget(100))
     assert proposal.dists is not None and proposal.draft_probs is not None
     parents = proposal.shape.parents
     wanted = {parents[n]: row for n, row in enumerate(flat_rows(case)) if n}

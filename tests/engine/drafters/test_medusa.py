@@ -20,7 +20,7 @@ from engine.sampling import SeededDraws
 from engine.tree import ChoiceTree, tree_buffers
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.engine.drafters.judges import assert_greedy_lossless, write
+from tests.engine.drafters.judges import assert_greedy_lossless, begin, write
 from tests.models import build_context, tiny_target
 
 CASE = ROOT / "medusa" / "case_a"
@@ -217,8 +217,9 @@ def test_typical_acceptance_is_labelled_lossy_and_off_under_greedy(tmp_path: Pat
     target = tiny_target(eos_token_id=None)
     settings = {"acceptance": "typical", "posterior_threshold": 0.0}
     drafter = build(target, save_medusa(tmp_path, target, num_heads=2), [[0, 0], [1]], **settings)
-    assert drafter.rule(Sampling(temperature=0.7)) == Typical(0.7, 0.0, 0.3)
-    assert drafter.rule(Sampling()) == Lossless(Sampling())
+    warm = begin(drafter, [1, 2, 3], target=target, sampling=Sampling(temperature=0.7))
+    assert warm.rule() == Typical(0.7, 0.0, 0.3)
+    assert begin(drafter, [1, 2, 3], target=target).rule() == Lossless(Sampling())
     assert_greedy_lossless(target, drafter)
 
 

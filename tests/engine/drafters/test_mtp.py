@@ -72,12 +72,12 @@ def test_every_draft_equals_transformers_on_the_whole_text(num_layers: int) -> N
     from transformers.modeling_layers import MtpModel
 
     target, drafter = built(num_layers)
-    file, loaded = load_file(saved(num_layers) / "model.safetensors"), published(drafter._layers)
+    file, loaded = load_file(saved(num_layers) / "model.safetensors"), published(drafter.layers)
     assert len(loaded) > 20 * num_layers
     assert [name for name, tensor in loaded.items() if not torch.equal(tensor, file[name])] == []
     reference = load_deepseek(saved(num_layers), attention="eager")
     layers = MtpModel(reference.model, num_layers)
-    layers.load_state_dict(drafter._layers.state_dict())
+    layers.load_state_dict(drafter.layers.state_dict())
     drafts = functools.partial(whole_text_draft, reference, layers.eval())
     assert judges.assert_drafts_equal(drafts, target, drafter, prompts=PROMPTS) > 0
 

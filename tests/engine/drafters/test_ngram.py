@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.drafters.lookup.ngram import NGramConfig, lookup_of
+from engine.drafters.lookup.ngram import NGramConfig, Pool, lookup_of
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from tests.engine.drafters.judges import write
@@ -35,10 +35,11 @@ def drafts(
     eos_ids: frozenset[int] = frozenset(),
 ) -> list[int]:
     """What is proposed after the last sequence; each one is a run of its own."""
-    lookup = lookup_of(config)
+    shared = Pool() if config.is_public_pool else None
     for sequence in sequences:
-        lookup.begin(end, eos_ids)
+        lookup = lookup_of(config, end, eos_ids, shared)
         proposed = lookup.draft(sequence)
+        lookup.learn(sequence)
     return proposed
 
 
@@ -119,9 +120,8 @@ def test_a_public_pool_outlives_the_run_and_a_private_one_does_not() -> None:
 
 def test_the_pool_drafts_no_more_than_the_text_still_needs() -> None:
     """Beside the drafts every step commits one token of the target's own."""
-    lookup = lookup_of(pool(max_draft_len=8))
     for room, draft in ((10, [3, 4, 9, 1, 2]), (4, [3, 4, 9]), (2, [3]), (1, []), (0, [])):
-        lookup.begin(7 + room, frozenset())
+        lookup = lookup_of(pool(max_draft_len=8), 7 + room, frozenset())
         assert lookup.draft([1, 2, 3, 4, 9, 1, 2]) == draft
 
 
@@ -154,9 +154,8 @@ def test_the_incremental_index_equals_a_search_of_the_whole_sequence(
             "is_public_pool": False,
         }
     )
-    index = lookup_of(config)
     for _ in range(2):
-        index.begin(END, frozenset())
+        index = lookup_of(config, END, frozenset())
         tokens = [rng.randrange(3)]
         for _ in range(25):
             found = continuations(config, tokens)

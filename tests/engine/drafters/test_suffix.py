@@ -45,8 +45,9 @@ def test_drafts_and_probabilities_equal_brute_force(text: list[int], tree: bool,
     config = SuffixConfig(
         max_tree_depth=depth, use_tree_spec=tree, max_spec_factor=3.0, max_draft_len=5
     )
-    drafter = started(config, text)
-    best = drafter.best_continuation(Budget(99))
+    session = started(config, text)
+    session.read()
+    best = session.best_continuation(Budget(99))
     assert len(best.tokens) <= 3 * best.match_len
     paths: dict[int, tuple[int, ...]] = {0: ()}
     path_probs = {0: 1.0}
@@ -67,18 +68,17 @@ def test_drafts_and_probabilities_equal_brute_force(text: list[int], tree: bool,
 def test_earlier_runs_are_matched_only_with_the_global_pool():
     for use, drafted in ((True, [3, 4, 5]), (False, [3])):
         drafter = started(SuffixConfig(use_global_pool=use), [1, 2, 3, 4, 5, 6])
-        drafter.finish()
-        begin(drafter, [8, 2, 3])
-        assert drafter.propose(Budget(99)).tokens.tolist() == drafted
+        drafter.close()
+        assert begin(drafter.drafter, [8, 2, 3]).propose(Budget(99)).tokens.tolist() == drafted
 
 
 def test_a_full_global_pool_begins_anew_and_keeps_the_newest_run():
-    drafter = started(SuffixConfig(use_global_pool=True, global_pool_size=1000), [1, 2])
+    config = SuffixConfig(use_global_pool=True, global_pool_size=1000)
+    drafter = started(config, [1, 2]).drafter
     for i in range(40):
-        begin(drafter, [i, 100 + i] * 50)
-        drafter.finish()
-        assert drafter._pool.num_tokens <= 1000 + 101
-    assert 139 in drafter._pool.next[ROOT] and 100 not in drafter._pool.next[ROOT]
+        begin(drafter, [i, 100 + i] * 50).close()
+        assert drafter.pool.num_tokens <= 1000 + 101
+    assert 139 in drafter.pool.next[ROOT] and 100 not in drafter.pool.next[ROOT]
 
 
 # ---- the automaton knows what brute force knows, at every moment
@@ -277,8 +277,8 @@ def test_what_is_no_corpus_of_the_target_or_takes_too_much_memory_is_refused(
 def test_a_corpus_that_has_grown_is_read_again(corpus: Path) -> None:
     target = learnable_target()
     config = SuffixConfig(datastore=str(corpus))
-    first = config.build(build_context(target))._store
-    assert config.build(build_context(target))._store is first
+    first = config.build(build_context(target)).store
+    assert config.build(build_context(target)).store is first
     dialogues = corpus / "dialogues.jsonl"
     os.utime(dialogues, ns=(0, dialogues.stat().st_mtime_ns + 1))
-    assert config.build(build_context(target))._store is not first
+    assert config.build(build_context(target)).store is not first

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from engine.drafters.lookup.paths import most_probable_tree
-from engine.drafters.lookup.token_recycling import TokenRecyclingConfig, TokenRecyclingDrafter
+from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
 from engine.tree import TreeShape
-from tests.engine.drafters.judges import started, target_of, write
+from tests.engine.drafters.judges import observe, started, target_of, write
 from tests.models import build_context
 
 VOCAB = 288
@@ -33,21 +34,19 @@ def logits_that_rank(rows: list[list[int]]) -> torch.Tensor:
     return logits
 
 
-def observe(
-    drafter: TokenRecyclingDrafter, tokens: list[int], best: list[list[int]], *path: int
-) -> None:
-    """The drafter is shown what the target ranks best after each token of a chain."""
+def show(session: Any, tokens: list[int], best: list[list[int]], *path: int) -> None:
+    """The session is shown what the target ranks best after each token of a chain."""
     proposal = Proposal(torch.tensor(tokens), TreeShape.chain(len(tokens) - 1))
     committed = (*(tokens[node] for node in path[1:]), tokens[path[-1]])
-    drafter.observe(Outcome(proposal, TargetOutput(logits_that_rank(best)), path, committed))
+    observe(session, Outcome(proposal, TargetOutput(logits_that_rank(best)), path, committed))
 
 
 def test_tree_is_filled_breadth_first_as_in_the_docstring():
     config = TokenRecyclingConfig(matrix_top_k=2, recycling_choices=((0,), (1,), (0, 1)))
     drafter = started(config, [1, 2, 5])
-    observe(drafter, [5], [[7, 8]], 0)
+    show(drafter, [5], [[7, 8]], 0)
     assert drafter.propose(Budget(99)).tokens.tolist() == [5, 7, 8]
-    observe(drafter, [5, 7], [[7, 8], [9, 5]], 0)
+    show(drafter, [5, 7], [[7, 8], [9, 5]], 0)
     proposal = drafter.propose(Budget(99))
     assert proposal.tokens.tolist() == [5, 7, 8, 5]
     assert proposal.shape.parents == (-1, 0, 0, 1)
@@ -58,10 +57,10 @@ def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
     config = TokenRecyclingConfig(matrix_top_k=2, recycling_choices=((0,), (1,), (0, 0)))
     drafter = started(config, [1, 2, 5])
     tokens, best = [4, 6, 7, 6], [[6, 1], [10, 11], [12, 13], [14, 15]]
-    observe(drafter, tokens, best, 0, 1)
+    show(drafter, tokens, best, 0, 1)
     assert drafter.propose(Budget(99)).tokens.tolist()[1:3] == [10, 11]
     drafter.text.append(6)
-    observe(drafter, tokens, best, 0)
+    show(drafter, tokens, best, 0)
     drafter.text.append(6)
     assert drafter.propose(Budget(99)).tokens.tolist()[1:3] == [14, 15]
 

@@ -40,8 +40,8 @@ def built(factory: Any) -> Any:
     return NAMED.build(build_context(judges.target_of("llama")))
 
 
-def drafter_that_says(said: Any, **settings: Any) -> Drafter:
-    """A started drafter whose object answers `said`."""
+def drafter_that_says(said: Any, **settings: Any) -> Any:
+    """The session of a drafter whose object answers `said`."""
 
     class Says:
         def draft(self, token_ids, max_draft_len):
@@ -212,12 +212,11 @@ def test_a_tree_drawn_from_its_own_probabilities_follows_the_target():
 
 def test_drawn_tokens_are_verified_with_what_they_were_drawn_from():
     drafter = sampler(judges.target_of("llama"))
-    judges.begin(drafter, [1, 2, 3], sampling=Sampling(temperature=1.0))
-    proposal = drafter.propose(Budget(9))
+    sampled = judges.begin(drafter, [1, 2, 3], sampling=Sampling(temperature=1.0))
+    proposal = sampled.propose(Budget(9))
     assert proposal.shape.parents == (-1, 0, 0, 1) and proposal.dists is not None
     assert proposal.dists.row_of_parent == {0: 0, 1: 2}
-    judges.begin(drafter, [1, 2, 3])
-    assert drafter.propose(Budget(9)).dists is None
+    assert judges.begin(drafter, [1, 2, 3]).propose(Budget(9)).dists is None
 
 
 @pytest.mark.parametrize(

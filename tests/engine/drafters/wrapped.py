@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from engine.accept import Acceptance, Rule, VerifiedTree
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, root_only
+from engine.drafters.base import Drafter, root_only
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
 from engine.sampling import SeededDraws, probabilities
+from tests.one_text import OneText
 
 
-class Wrapped(Drafter):
+class Wrapped(OneText):
     """Passes every call on."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.needs = inner, inner.needs
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self.inner.start(start)
+    def begin(self) -> None:
+        self.inner_session = self.inner.open(self.start)
 
     def propose(self, budget: Budget) -> Proposal:
-        return self.inner.propose(budget)
+        return self.inner_session.propose(budget)
 
     def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        self.inner.observe(outcome)
+        self.inner_session.observe(outcome)
 
-    def finish(self) -> None:
-        self.inner.finish()
+    def close(self) -> None:
+        self.inner_session.close()
 
 
 class Pausing(Wrapped):
@@ -42,7 +41,7 @@ class Pausing(Wrapped):
     def propose(self, budget: Budget) -> Proposal:
         self._step += 1
         if self._step % self._every:
-            return root_only(self.text[-1], self._device)
+            return root_only(self.root, self._device)
         proposal = super().propose(budget)
         self.drawn[len(self.text)] = (proposal.tokens.tolist(), proposal.shape.parents)
         # The root alone is fed: every context comes up, whatever would have been accepted.
@@ -56,18 +55,15 @@ class Watched(Wrapped):
         super().__init__(inner)
         self.top, self.seen, self.unseen = top, set[int](), list[int]()
 
-    def start(self, start: Start) -> None:
-        self.seen.update(start.prompt_ids, [start.root])
-        self.seen.update(start.output.logits[-1].topk(self.top).indices.tolist())
-        super().start(start)
-
     def propose(self, budget: Budget) -> Proposal:
+        self.seen.update(self.text)
+        assert self.log.prompt_logits is not None
+        self.seen.update(self.log.prompt_logits.topk(self.top).indices.flatten().tolist())
         proposal = super().propose(budget)
         self.unseen += {*proposal.tokens[1:].tolist()} - self.seen
         return proposal
 
     def observe(self, outcome: Outcome) -> None:
-        self.seen.update(outcome.committed)
         self.seen.update(outcome.output.logits.topk(self.top).indices.flatten().tolist())
         super().observe(outcome)
 
@@ -79,8 +75,8 @@ class Wrong(Wrapped):
         super().__init__(inner)
         self.tries = tries
 
-    def rule(self, sampling: Sampling) -> Rule:
-        return Trying(sampling, self.tries)
+    def rule(self) -> Rule:
+        return Trying(self.start.sampling, self.tries)
 
 
 class Trying(Rule):

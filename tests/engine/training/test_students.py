@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.drafters.eagle.head import HeadSession
+from engine.drafters.eagle.head import HeadEntries
+from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.redrafter import read_head
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Corpus, Entry
@@ -130,7 +131,7 @@ def test_unrolling_in_training_is_what_the_drafter_does(
     start, length = corpus.entries[0].length, corpus.entries[1].length
     tokens = pack.tokens[start : start + length]
     for root in (4 - start % 2, length - 6 - (start + length) % 2):
-        session = HeadSession(head)
+        session = HeadEntries(head, HeadCache(1))
         session.feed_base(features[start : start + root], tokens[1 : root + 1])
         hidden = session.output
         for depth in range(4):

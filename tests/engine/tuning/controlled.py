@@ -14,19 +14,20 @@ from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
 from engine.steps import Step
 from engine.tree import MAX_NODES, ChoiceTree
-from engine.tuning.controller import ControlledDrafter
+from engine.tuning.controller import ControlledDrafter, ControlledSession
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
-from engine.tuning.lazy_drafter import DraftPlan, LazyDrafter
+from engine.tuning.turn import DraftPlan, Turn
 from tests.engine.drafters.judges import write
 from tests.models import plain_greedy, tiny_target
+from tests.one_text import OneText
 
 PROMPT = [10, 20, 30, 40]
 FLAT = LatencyCurve((1, 64), (10.0, 10.0))
 STEEP = LatencyCurve((1, 64), (10.0, 640.0))
 
 
-class Oracle(Drafter):
+class Oracle(OneText):
     """Drafts the known text; wrong from the token on at which `right(position)` is False.
 
     Attributes:
@@ -43,14 +44,15 @@ class Oracle(Drafter):
         self.tree = ChoiceTree.chain(depth)
         self.num_started = self.num_proposed = 0
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._num_prompt = len(start.prompt_ids)
-        self.num_started += 1
+    def begin(self) -> None:
+        self._has_read = False
+
+    def read(self) -> None:
+        self.num_started, self._has_read = self.num_started + (not self._has_read), True
 
     def propose(self, budget: Budget) -> Proposal:
         self.num_proposed += 1
-        at = len(self.text) - self._num_prompt
+        at = len(self.text) - self.log.num_prompt
         assert self.text[-1] == self._output[at - 1], "it was not told of every step"
         tokens = [self.text[-1]]
         for position in range(at, at + min(budget.depth, self.tree.depth)):
@@ -93,13 +95,17 @@ class OnAMachine(ControlledDrafter):
         drafts_ms = oracle.draft_ms * oracle.num_proposed + oracle.start_ms * oracle.num_started
         return (self.verify_ms + drafts_ms) / 1000
 
-    def observe(self, outcome: Outcome) -> None:
+    def open(self, start: Start) -> MachineSession:
+        self.opened = MachineSession(self, start)
+        return self.opened
+
+    def verified(self, outcome: Outcome) -> None:
+        """A step was made."""
         self.num_rows = outcome.proposal.num_rows
         pace = self._pace(self.step)
         self.verify_ms += self._machine.at(outcome.proposal.num_rows) * pace
         self.plain_ms += self._machine.at(1) * pace * len(outcome.committed)
         self.step += 1
-        super().observe(outcome)
 
     @property
     def lost_ms(self) -> float:
@@ -107,8 +113,41 @@ class OnAMachine(ControlledDrafter):
         return 1000 * self._now() - self.plain_ms
 
 
+class MachineSession(ControlledSession):
+    drafter: OnAMachine
+
+    def observe(self, outcome: Outcome) -> None:
+        self.drafter.verified(outcome)
+        super().observe(outcome)
+
+
+class RandomSession(ControlledSession):
+    drafter: AtRandom
+
+    def _reason_for_plain_step(self, budget: Budget) -> str:
+        return "the context ends here" if budget.depth < 1 else ""
+
+    def _decide(self, turn: Turn, budget: Budget) -> DraftPlan | str:
+        dice = self.drafter.dice
+        if dice.random() < 0.4:
+            return "plain, by the dice"
+        kind, depth = dice.choice(turn.kinds), min(budget.depth, dice.randint(1, 8))
+        width = 1 if kind == "chain" and len(turn.kinds) > 1 else MAX_NODES
+        return DraftPlan(turn, kind, Budget(depth, width), math.inf, None)
+
+    def _best_size(
+        self, proposal: Proposal, path_probs: list[float], order: list[int], max_loss_ms: float
+    ) -> tuple[int, float, float]:
+        dice = self.drafter.dice
+        count = dice.choice([len(order), dice.randint(1, len(order))])
+        return count, sum(path_probs[node] for node in order[:count]), 1.0
+
+
 class AtRandom(ControlledDrafter):
     """Decides by dice: pauses, chains and trees of any size, whatever they cost."""
+
+    session = RandomSession
+    dice: random.Random
 
     @classmethod
     def around(cls, drafter: Drafter, target: Target, seed: int = 0) -> AtRandom:
@@ -116,21 +155,3 @@ class AtRandom(ControlledDrafter):
         made = cls(inner, target, Experience.new(FLAT))
         made.dice = random.Random(seed)
         return made
-
-    dice: random.Random
-
-    def _reason_for_plain_step(self, budget: Budget) -> str:
-        return "the context ends here" if budget.depth < 1 else ""
-
-    def _decide(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
-        if self.dice.random() < 0.4:
-            return "plain, by the dice"
-        kind, depth = self.dice.choice(drafter.kinds), min(budget.depth, self.dice.randint(1, 8))
-        width = 1 if kind == "chain" and len(drafter.kinds) > 1 else MAX_NODES
-        return DraftPlan(drafter, kind, Budget(depth, width), math.inf, None)
-
-    def _best_size(
-        self, proposal: Proposal, path_probs: list[float], order: list[int], max_loss_ms: float
-    ) -> tuple[int, float, float]:
-        count = self.dice.choice([len(order), self.dice.randint(1, len(order))])
-        return count, sum(path_probs[node] for node in order[:count]), 1.0

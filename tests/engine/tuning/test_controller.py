@@ -13,22 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import Limits, Sampling
+from engine.config import Sampling
 from engine.drafters import parse_method
-from engine.drafters.base import Start
-from engine.drafters.combined import CombinedConfig, CombinedDrafter
+from engine.drafters.base import Traits
+from engine.drafters.combined import CombinedDrafter
 from engine.model.target import Target
-from engine.proposal import Budget, ExtraRows, Outcome, Proposal, TargetOutput
-from engine.sampling import SeededDraws
+from engine.proposal import Budget, ExtraRows, Proposal
 from engine.tree import ChoiceTree
 from engine.tuning.controller import ControlledDrafter, build_drafter
 from engine.tuning.costs import Costs
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.latency import LatencyCurve
-from engine.tuning.lazy_drafter import LazyDrafter
 from engine.tuning.survival import Survival, TrackedDraft
 from tests.engine.drafters.judges import write
-from tests.engine.methods import drafter_for, target_of
+from tests.engine.methods import drafter_for
 from tests.engine.tuning.controlled import FLAT, PROMPT, STEEP, AtRandom, OnAMachine, Oracle
 from tests.models import build_context, tiny_target
 
@@ -167,7 +165,7 @@ def test_no_more_is_drafted_than_pays() -> None:
 class ShortSighted(Oracle):
     """A head that is always right about one token and never about two."""
 
-    has_network = True
+    traits = Traits(has_network=True)
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = super().propose(budget)
@@ -270,7 +268,7 @@ def test_a_combination_copies_where_its_model_does_not_pay() -> None:
 
     def make(target: Target, output: list[int]) -> Both:
         copies, model = Unsure(target, output, ALWAYS), Slow(target, output, NEVER)
-        return Both(CombinedConfig(), copies, model)
+        return Both(copies, model, 2)
 
     drafter = OnAMachine(make, FLAT)
     _, model = drafter.oracle.parts
@@ -332,20 +330,6 @@ def test_a_draft_that_a_grammar_cuts_costs_the_rows_that_were_verified() -> None
     assert [rows for rows in booked if rows > 1] == verified
 
 
-def test_a_sleeping_head_keeps_no_features_of_rejected_rows() -> None:
-    target = target_of("eagle3")
-    head = LazyDrafter(drafter_for(target, "eagle3"), copies=False)
-    output = TargetOutput(
-        torch.zeros(5, target.vocab_size), layers=torch.zeros(5, 3 * target.layer_width)
-    )
-    head.start(Start([1, 2], 3, output, Sampling(), SeededDraws(0), Limits()))
-    proposal = Proposal(torch.arange(5), ChoiceTree.chain(4).shape)
-    for path in ((0, 1), (0,)):
-        head.observe(Outcome(proposal, output, path, (7,) * len(path)))
-    kept = [one.layers.untyped_storage().nbytes() for one in head._missed if one.layers is not None]
-    assert kept == [2 * 4 * 3 * target.layer_width, 4 * 3 * target.layer_width]
-
-
 def test_a_first_draft_that_was_held_up_does_not_fix_what_drafts_take() -> None:
     costs = Costs(FLAT)
     for depth, ms in ((3, 9.0), (3, 0.1), (10, 0.1), (12, 30.0)):
@@ -387,7 +371,7 @@ class Sparse(Oracle):
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = super().propose(budget)
-        is_found = (len(self.text) - self._num_prompt) % 4 == 0
+        is_found = (len(self.text) - self.log.num_prompt) % 4 == 0
         return proposal if is_found else proposal.keep([0])
 
 
@@ -398,7 +382,7 @@ class InBursts(Oracle):
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = super().propose(budget)
-        is_found = (len(self.text) - self._num_prompt) % 60 >= 50
+        is_found = (len(self.text) - self.log.num_prompt) % 60 >= 50
         return proposal if is_found else proposal.keep([0])
 
 
@@ -443,7 +427,7 @@ def test_cold_caches_are_not_taken_for_the_speed_of_plain_decoding(kind: type[Or
     def pace(step: int) -> float:
         if step % 200 == 0:
             return 1.25
-        return 1.1 if drafter.num_rows > 1 or drafter._follows_draft else 1.0
+        return 1.1 if drafter.num_rows > 1 or drafter.opened._follows_draft else 1.0
 
     drafter = on_a_machine(FLAT, random_right(0.5), kind, pace=pace)
     estimates = []
@@ -466,7 +450,7 @@ class Copying(Oracle):
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = super().propose(budget)
-        is_found = (len(self.text) - self._num_prompt) % 30 >= 6
+        is_found = (len(self.text) - self.log.num_prompt) % 30 >= 6
         return proposal if is_found else proposal.keep([0])
 
 
@@ -517,7 +501,7 @@ def test_one_long_stall_does_not_keep_a_drafter_asleep_for_ever() -> None:
     stalls = [1000.0]
 
     def pace(step: int) -> float:
-        made = drafter._step
+        made = drafter.opened._step
         return stalls.pop() if stalls and made and made.plan and made.plan.trial else 1.0
 
     machine = LatencyCurve((1, 8), (10.0, 14.0))

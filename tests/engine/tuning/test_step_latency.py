@@ -106,7 +106,7 @@ def test_drafting_is_timed_for_every_method(name: str) -> None:
     target, costs = target_of(name), Costs(LatencyCurve((1, 2), (1.0, 1.0)))
     drafter = drafter_for(target, name)
     costs.time_drafts(drafter, target)
-    assert set(costs.draft_times) == ({"chain", "tree"} if drafter.branches else {"chain"})
+    assert set(costs.draft_times) == ({"chain", "tree"} if drafter.traits.branches else {"chain"})
     deepest = parse_method(METHODS[name]).largest_draft.depth
     assert {depth for seen in costs.draft_times.values() for depth in seen} <= {*range(deepest + 1)}
     latency = costs.latency()

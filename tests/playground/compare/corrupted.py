@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from engine.accept import Acceptance, Rule, VerifiedTree
-from engine.config import Sampling
 from engine.drafters.base import BuildContext
 from engine.sampling import SeededDraws
 from playground.experiments.comparison import Comparison, Race
@@ -40,8 +39,8 @@ class CorruptedDrafter(ScriptedDrafter):
         super().__init__(config, bench)
         self._wrong_at = config.wrong_at
 
-    def rule(self, sampling: Sampling) -> Rule:
-        right, drafter = super().rule(sampling), self
+    def rule(self) -> Rule:
+        right, drafter = super().rule(), self
 
         class Corrupted(Rule):
             def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
@@ -52,7 +51,7 @@ class CorruptedDrafter(ScriptedDrafter):
 
         return Corrupted()
 
-    def finish(self) -> None:
+    def close(self) -> None:
         self._step = 0
 
 
