@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import DrafterError, SourceError, VocabularyError, first_line
+from engine.errors import DrafterError, SourceError, first_line
 from engine.model.files import read_settings, read_tensors
 from engine.model.sources import disable_telemetry, hub_error
-from engine.model.target import Target
 
 SCALE = "_scale"
 INT8_QUANTIZATION = {
@@ -62,18 +60,6 @@ class Checkpoint:
                 "This drafter was made for another model."
             )
         return tensor
-
-    def count(self, name: str) -> int:
-        """Number of tensors called `name` with 0, 1, … in place of {}."""
-        return next(i for i in itertools.count() if name.format(i) not in self.tensors)
-
-    def check_vocabulary(self, size: int, target: Target) -> None:
-        """VocabularyError unless the heads predict as many tokens as the target."""
-        if size != target.vocab_size:
-            raise VocabularyError(
-                f"{self.location} predicts {size} tokens, but {target.name} has "
-                f"{target.vocab_size}. It was made for another model."
-            )
 
 
 def read_checkpoint(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
-from engine.drafters.heads.checkpoint import method_of
-from engine.drafters.heads.medusa import count_heads
+from engine.drafters.heads.checkpoint import layout_of
 from engine.errors import PlaygroundError
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import can_read
@@ -49,7 +48,8 @@ def heads_of(spec: TargetSpec) -> list[MethodPreset]:
 
 def _type_of(place: Path) -> str | None:
     try:
-        return "Medusa" if count_heads(str(place)) else method_of(tensor_names(str(place)))
+        layout = layout_of(tensor_names(str(place)))
+        return None if layout is None else layout.method
     except (PlaygroundError, OSError):
         return None
 

@@ -53,7 +53,7 @@ class FeatureBlockMethod(BlockMethod):
 
     def checkpoint(self, context: BuildContext) -> HeadCheckpoint:
         location = context.weights(self.speculative_model, f"the {self.title} model")
-        return HeadCheckpoint.read(location, context.target)
+        return HeadCheckpoint.read(location, context.target, self.decoding_type)
 
 
 class DFlashConfig(FeatureBlockMethod):
@@ -149,7 +149,6 @@ class DFlashDrafter(BlockDrafter):
         hint = "It is not a DFlash checkpoint."
         block_size = checkpoint.required("block_size", hint=hint)
         self._masks = [checkpoint.mask_token(config.mask_token_id)] * (block_size - 1)
-        checkpoint.check_is(config.decoding_type)
         inputs = _layer_inputs(checkpoint, config)
         self.needs = Needs(layers=inputs)
         anchor = checkpoint.config.sample_from_anchor

@@ -51,8 +51,8 @@ class ParallelEagleConfig(BlockMethod):
 
     def build(self, context: BuildContext) -> ParallelEagleDrafter:
         location = context.weights(self.speculative_model, "a P-EAGLE head")
-        target, checkpoint = context.target, HeadCheckpoint.read(location, context.target)
-        checkpoint.check_is("P_EAGLE")
+        target = context.target
+        checkpoint = HeadCheckpoint.read(location, target, "P_EAGLE")
         mask_hidden = checkpoint.take("mask_hidden").flatten()
         mask_token = checkpoint.mask_token(self.mask_token_id)
         head, needs = load_eagle3(ParallelHead, checkpoint, self.eagle3_layers_to_capture)
@@ -75,7 +75,6 @@ class ParallelHead(Eagle3Head):
 
     mask_hidden: Tensor
     mask_token: int
-    method = "P_EAGLE"
     max_layers = 1024
 
     def __init__(self, spec: Eagle3Spec, lm_head: DraftOutput | None) -> None:

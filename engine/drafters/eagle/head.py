@@ -224,7 +224,6 @@ class Eagle3Head(DraftHead):
     aliases: Mapping[str, str] = {n: f"layers.0.{n}" for n in ("hidden_norm", "input_layernorm")}
     packed_bits = 4
     """4 bits cost the shipped heads 0.3% of MAT (EAGLE-2 would lose 2.4%) and halve the reading."""
-    method: ClassVar[str] = "Eagle3"
     max_layers: ClassVar[int] = 1
 
     def __init__(self, spec: Eagle3Spec, lm_head: DraftOutput | None) -> None:

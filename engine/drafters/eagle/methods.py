@@ -107,7 +107,7 @@ class _EagleMethod(MethodConfig):
 
     def build(self, context: BuildContext) -> EagleDrafter:
         location = context.weights(self.speculative_model, "an EAGLE head")
-        checkpoint = HeadCheckpoint.read(location, context.target)
+        checkpoint = HeadCheckpoint.read(location, context.target, self.decoding_type)
         head, needs = self._load(checkpoint, context)
         head.use_kernels(context.target.kernels)
         drafter = EagleDrafter(head, self._tree_for(head, location), needs)
@@ -168,7 +168,6 @@ class EagleConfig(_EagleMethod):
 
     def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
         target, token_map = context.target, self.speculative_token_map
-        checkpoint.check_is("Eagle")
         checkpoint.check_vocabulary()
         (spec,) = checkpoint.layer_specs(target.hidden_size, most=1)
         file = None if token_map is None else context.locate(token_map)
@@ -176,7 +175,7 @@ class EagleConfig(_EagleMethod):
         output, bias = DraftOutput(target, vocabulary), checkpoint.config.bias
         head = checkpoint.load(lambda: Eagle1Head(spec, output, bias=bias))
         head.embedding = checkpoint.embedding(spec.hidden)
-        checkpoint.check_config_read()
+        checkpoint.config.check_read()
         return head, Needs(hidden=True)
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
@@ -226,7 +225,6 @@ def load_eagle3(
     Args:
         captured: layers of the target whose outputs it reads; None = as its config says.
     """
-    checkpoint.check_is(kind.method)
     target = checkpoint.target
     vocabulary, own_output = checkpoint.vocabulary()
     spec = _eagle3_spec(checkpoint, vocabulary.size, kind.max_layers)
@@ -248,7 +246,7 @@ def load_eagle3(
     head = checkpoint.load(lambda: kind(spec, lm_head))
     head.vocabulary = vocabulary
     head.embedding = checkpoint.embedding(spec.layer.hidden)
-    checkpoint.check_config_read()
+    checkpoint.config.check_read()
     return head, needs
 
 

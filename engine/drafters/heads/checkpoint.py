@@ -1,30 +1,24 @@
-"""Checkpoints of draft networks: one set of tensor names and one config for every format.
+"""Checkpoints of draft networks: every published layout, read by one table into one set of names.
 
-yuhuili (EAGLE-1/2)   layers.0.*, fc, embed_tokens
-yuhuili (EAGLE-3)     midlayer.*, fc, norm, lm_head, d2t, t2d
-NVIDIA (ModelOpt)     the same with layers.0.*; no t2d; lm_head only if the head has its own
-speculators           as NVIDIA's, with embed_tokens; the layer's config is nested, and the
-                      config names the verifier that the head was trained for
-P-EAGLE               as EAGLE-3's, with more layers and mask_hidden
-z-lab (DFlash)        layers.N.*, fc, hidden_norm, norm; transformers writes encoder.fc and
-                      encoder.output_norm_enc
-DSpark                as DFlash's, with markov_head, embed_tokens, lm_head and confidence_head
-Apple (ReDrafter)     rnn_w, rnn_u, input_proj, lm_head.N.*
+The names are those of our networks: `layers.N.*`, `fc`, `norm`, `hidden_norm`, `lm_head`,
+`embed_tokens`. Configs are flattened the same way (`heads.config.SECTIONS`).
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from engine.drafters.heads.config import SECTIONS, HeadConfig, check_unread, flat_config
+from engine.drafters.heads.config import SECTIONS, HeadConfig
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
 from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
-from engine.errors import ConfigError, DrafterError, VocabularyError, first_line
+from engine.errors import DrafterError, VocabularyError, first_line
 from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.files import READ_ERRORS, name_list
 from engine.model.layer_types import ATTENTION, FULL, SLIDING
@@ -36,73 +30,118 @@ PADDING = 0.01
 UNUSED = ("t2d", "rotary_emb.", "verifier_norm.", "verifier_lm_head.", "confidence_head.")
 """Tensors that trainers leave in their files, and heads that predict acceptance (DSpark)."""
 
-_RENAMED = {
-    "midlayer.": "layers.0.",
-    "encoder.fc.": "fc.",
-    "encoder.output_norm_enc.": "hidden_norm.",
-}
-METHODS = {
-    "markov_head.markov_w1.weight": "DSpark",
-    "mask_hidden": "P_EAGLE",
-    "layers.0.hidden_norm.weight": "Eagle3",
-    "hidden_norm.weight": "DFlash",
-    "rnn_u.weight": "ReDrafter",
-    "fc.weight": "Eagle",
-}
-"""Tensors that tell which method's checkpoint it is, and its `decoding_type`; the first decides."""
+
+class Layout(NamedTuple):
+    """How a publisher names the tensors of a method's networks.
+
+    Attributes:
+        method: its `decoding_type`.
+        mark: pattern of names that only its checkpoints have.
+        prefixes: the publisher's and ours.
+    """
+
+    publisher: str
+    method: str
+    mark: str
+    prefixes: tuple[tuple[str, str], ...] = ()
+
+    def marks(self, name: str) -> bool:
+        return re.fullmatch(self.mark, name) is not None
+
+    def read(self, name: str) -> str:
+        """Our name for a tensor."""
+        return _renamed(name, self.prefixes)
+
+    def written(self, name: str) -> str:
+        """The publisher's name for a tensor of ours."""
+        return _renamed(name, [(ours, own) for own, ours in self.prefixes])
+
+
+def _renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    changed = (new + name.removeprefix(old) for old, new in prefixes if name.startswith(old))
+    return next(changed, name)
+
+
+_HEAD = r"\d{1,3}\.\d{1,3}\.(linear\.)?(weight|bias)"
+_ENCODER = (("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm."))
+YUHUILI = Layout(
+    "yuhuili", "Eagle3", r"midlayer\.hidden_norm\.weight", (("midlayer.", "layers.0."),)
+)
+LAYOUTS = (
+    Layout("FasterDecoding", "Medusa", _HEAD),
+    Layout(
+        "a model with heads merged in", "Medusa", rf"medusa_head\.{_HEAD}", (("medusa_head.", ""),)
+    ),
+    Layout("deepseek-ai, speculators", "DSpark", r"markov_head\.markov_w1\.weight", _ENCODER),
+    Layout("AWS, speculators", "P_EAGLE", "mask_hidden", YUHUILI.prefixes),
+    YUHUILI,
+    Layout("NVIDIA, speculators", "Eagle3", r"layers\.0\.hidden_norm\.weight"),
+    Layout("transformers", "DFlash", r"encoder\.output_norm_enc\.weight", _ENCODER),
+    Layout("z-lab, NVIDIA", "DFlash", r"hidden_norm\.weight"),
+    Layout("Apple", "ReDrafter", r"rnn_u\.weight"),
+    Layout("yuhuili", "Eagle", r"fc\.weight"),
+)
+"""Public layouts; the first that one of a checkpoint's names tells is its own.
+
+Our heads are written in FasterDecoding's, yuhuili's and Apple's, EAGLE-3 also in speculators'.
+"""
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 _Network = TypeVar("_Network", bound=nn.Module)
 
 
+def layout_of(names: Iterable[str]) -> Layout | None:
+    """The layout of the checkpoint with tensors of these names; None where they tell none."""
+    names = list(names)
+    return next((layout for layout in LAYOUTS if any(map(layout.marks, names))), None)
+
+
 class HeadCheckpoint:
-    """A network's tensors and config, read for one target.
+    """A network's tensors by our names, and its config, read for one target.
 
     Attributes:
         config: its config.json; reading a setting marks it as read.
         unread: names of tensors that have not been read yet.
     """
 
-    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
+    def __init__(self, checkpoint: Checkpoint, target: Target, method: str) -> None:
+        """Raises DrafterError: it is another method's than `method`, or its config is invalid."""
         self.location, self.target = checkpoint.location, target
-        self._settings = flat_config(checkpoint.config, checkpoint.location)
-        try:
-            self.config = HeadConfig.parse(
-                self._settings, where=f"{checkpoint.location}/config.json"
-            )
-        except ConfigError as error:
-            raise DrafterError(str(error)) from error
+        self.config = HeadConfig.of(checkpoint.config, checkpoint.location)
         self.model_type = checkpoint.config.get("model_type")
         self.is_speculators = bool(checkpoint.config.get(SECTIONS[0]))
-        tensors = {_renamed(name): tensor for name, tensor in checkpoint.tensors.items()}
-        self.tensors = Checkpoint(checkpoint.location, checkpoint.config, tensors)
-        self.unread = dict.fromkeys(tensors)
+        layout, self.tensors = layout_of(checkpoint.tensors), dict(checkpoint.tensors)
+        if layout is not None:
+            self.tensors = {layout.read(name): one for name, one in checkpoint.tensors.items()}
+            if layout.method != method:
+                raise DrafterError(
+                    f"{self.location} is not a checkpoint for {method}. Choose the method "
+                    f"{layout.method}."
+                )
+        self._stored = replace(checkpoint, tensors=self.tensors)
+        self.unread = dict.fromkeys(self.tensors)
 
     @classmethod
-    def read(cls, location: str, target: Target) -> Self:
-        return cls(read_checkpoint(location), target)
+    def read(cls, location: str, target: Target, method: str) -> Self:
+        return cls(read_checkpoint(location), target, method)
 
     def has(self, name: str) -> bool:
-        return name in self.tensors.tensors
+        return name in self.tensors
 
     def take(self, name: str, *shape: int | None) -> Tensor:
         """A tensor that must have this shape (`Checkpoint.tensor`)."""
         self.unread.pop(name, None)
-        return self.tensors.tensor(name, *shape)
+        return self._stored.tensor(name, *shape)
 
     def size(self, name: str, dim: int) -> int:
         """Extent of a matrix, which others are checked against."""
         return self.take(name, None, None).shape[dim]
 
-    # ---- the config against the tensors and the target
+    def count(self, name: str) -> int:
+        """Number of tensors called `name` with 0, 1, … in place of {}."""
+        return next(i for i in itertools.count() if not self.has(name.format(i)))
 
-    def check_is(self, method: str) -> None:
-        """DrafterError if its tensors are those of another method (`decoding_type`)."""
-        own = method_of(self.tensors.tensors) or method
-        if own != method:
-            raise DrafterError(
-                f"{self.location} is not a checkpoint for {method}. Choose the method {own}."
-            )
+    # ---- the config against the tensors and the target
 
     def required(self, name: str, *values: Any, hint: str = "Add it.") -> Any:
         """The first value that is not None; DrafterError if the config has none either."""
@@ -147,9 +186,13 @@ class HeadCheckpoint:
                     f"{target.vocab_size}. Choose a head of this target."
                 )
 
-    def check_config_read(self, *also: str) -> None:
-        """DrafterError if the config has settings, other than `also`, that were never read."""
-        check_unread(self.config.unread(self._settings), self.location, *also)
+    def check_predicts_all(self, size: int) -> None:
+        """VocabularyError unless it predicts as many tokens as the target has."""
+        if size != self.target.vocab_size:
+            raise VocabularyError(
+                f"{self.location} predicts {size} tokens, but {self.target.name} has "
+                f"{self.target.vocab_size}. It was made for another model."
+            )
 
     def check_all_read(self, *also: str) -> None:
         """DrafterError if tensors, or settings other than `also`, were never read."""
@@ -159,7 +202,7 @@ class HeadCheckpoint:
                 f"{self.location} also has {name_list(names)}, which no other tensor goes with. "
                 "It is not a complete checkpoint of this method; copy it again."
             )
-        self.check_config_read(*also)
+        self.config.check_read(*also)
 
     def notes(self) -> tuple[str, ...]:
         """Remarks on this pairing, which runs all the same; complete once it is loaded."""
@@ -215,7 +258,7 @@ class HeadCheckpoint:
     def _windows(self, most: int) -> tuple[int | None, ...]:
         """How many rows each layer attends to, its own included; None = all."""
         config = self.config
-        count = len({n.split(".")[1] for n in self.tensors.tensors if n.startswith("layers.")})
+        count = len({n.split(".")[1] for n in self.tensors if n.startswith("layers.")})
         if not 1 <= count <= most:
             raise DrafterError(
                 f"{self.location} has {count} layers (layers.N.…), but this method's networks have "
@@ -391,16 +434,3 @@ def published_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 def _short_name(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].casefold()
-
-
-def method_of(names: Iterable[str]) -> str | None:
-    """`decoding_type` of the checkpoint with these tensors; None where they tell none of them."""
-    renamed = set(map(_renamed, names))
-    return next((kind for tensor, kind in METHODS.items() if tensor in renamed), None)
-
-
-def _renamed(name: str) -> str:
-    for prefix, ours in _RENAMED.items():
-        if name.startswith(prefix):
-            return ours + name.removeprefix(prefix)
-    return name

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from engine.config import Settings
-from engine.errors import DrafterError
+from engine.errors import ConfigError, DrafterError
 from engine.model.files import READ_ERRORS, name_list
 from engine.safe_text import short, visible
 
@@ -93,6 +93,8 @@ class HeadConfig(Settings):
 
     model_config = ConfigDict(extra="ignore", title="config.json")
     _read: set[str] = PrivateAttr(default_factory=set)
+    _values: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _location: str = PrivateAttr("")
 
     # the layers
     hidden_size: _Count | None = None
@@ -159,11 +161,33 @@ class HeadConfig(Settings):
                 self._read.add(name)
             return super().__getattribute__(name)
 
-    def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the config's values that were never read and are not at their defaults."""
+    @classmethod
+    def of(cls, config: Mapping[str, Any], location: str) -> HeadConfig:
+        """A config.json of any layout; `location` is the checkpoint's.
+
+        Raises DrafterError: a setting is invalid; raises as `flat_config`.
+        """
+        values = flat_config(config, location)
+        try:
+            own = cls.parse(values, where=f"{location}/config.json")
+        except ConfigError as error:
+            raise DrafterError(str(error)) from error
+        own._values, own._location = values, location
+        return own
+
+    def check_read(self, *also: str) -> None:
+        """DrafterError for settings, other than `also`, that were never read.
+
+        Those at their defaults do not count.
+        """
         fields = type(self).model_fields
-        defaults = {key for key in values.keys() & fields if values[key] == fields[key].default}
-        return {key: values[key] for key in values.keys() - self._read - defaults}
+        unread = {key: self._values[key] for key in self._values.keys() - self._read}
+        changed = {
+            key: value
+            for key, value in unread.items()
+            if key not in fields or value != fields[key].default
+        }
+        check_unread(changed, self._location, *also)
 
 
 def flat_config(config: Mapping[str, Any], location: str) -> dict[str, Any]:

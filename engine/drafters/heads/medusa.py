@@ -7,10 +7,9 @@ with rank r therefore carries the r-th best token of head d - 1, the same under 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import CDLL
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn.functional import silu
 from engine.accept import Rule, Typical
 from engine.config import UnitFloat, setting
 from engine.drafters.base import BuildContext, Drafter, DraftSession, Traits, root_only
-from engine.drafters.heads.checkpoint import HeadCheckpoint
+from engine.drafters.heads.checkpoint import LAYOUTS, HeadCheckpoint
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
 from engine.drafters.texts import MAX_LOGIT_ROWS, TargetTrace
@@ -31,9 +30,7 @@ from engine.model.target import Target
 from engine.proposal import Budget, Needs, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, upload
 
-_MERGED_PREFIX = "medusa_head."
-_HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d{1,3}\.\d{1,3}\.(linear\.)?(weight|bias)")
-
+_LAYOUTS = [layout for layout in LAYOUTS if layout.method == "Medusa"]
 _CONFIG = ("base_model_name_or_path", "medusa_num_heads", "medusa_num_layers", "version")
 """Settings of config.json that follow from the tensors."""
 
@@ -97,7 +94,7 @@ class MedusaConfig(MethodConfig):
         heads = self.num_medusa_heads
         if heads is None and self.speculative_model is not None:
             try:
-                heads = count_heads(locate(self.speculative_model)) or None
+                heads = _num_heads(tensor_names(locate(self.speculative_model))) or None
             except SourceError:
                 pass  # loading the heads reports what is wrong with them
         return ChoiceLimits(depth=heads, what=f"{heads} heads" if heads else "")
@@ -179,8 +176,7 @@ def read_heads(
     file = read_checkpoint(
         location,
         keep=lambda name: (
-            _HEAD_TENSOR.fullmatch(name) is not None
-            and (num_heads is None or _head_of(name) < num_heads)
+            (head := _head_of(name)) is not None and (num_heads is None or head < num_heads)
         ),
     )
     if not file.tensors:
@@ -188,14 +184,12 @@ def read_heads(
             f"{location} holds no Medusa heads (tensors named 0.0.linear.weight, …). "
             "Name a checkpoint of heads, or a model with the heads merged in."
         )
-    tensors = {name.removeprefix(_MERGED_PREFIX): t for name, t in file.tensors.items()}
-    checkpoint = HeadCheckpoint(replace(file, tensors=tensors), target)
-    count = 1 + max(map(_head_of, tensors))
+    checkpoint, count = HeadCheckpoint(file, target, "Medusa"), _num_heads(file.tensors)
     if num_heads is not None and count < num_heads:
         raise DrafterError(
             f"num_medusa_heads is {num_heads}, but {location} holds {count} heads. Leave it empty."
         )
-    depth, size = checkpoint.tensors.count("0.{}.linear.weight"), target.hidden_size
+    depth, size = checkpoint.count("0.{}.linear.weight"), target.hidden_size
 
     def stacked(name: str, *shape: int) -> Tensor:
         heads = [checkpoint.take(f"{head}.{name}", *shape) for head in range(count)]
@@ -210,8 +204,8 @@ def read_heads(
         for layer in range(depth)
     )
     output, vocabulary = None, None
-    if f"0.{depth}.weight" in tensors:
-        checkpoint.tensors.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
+    if checkpoint.has(own_output := f"0.{depth}.weight"):
+        checkpoint.check_predicts_all(len(checkpoint.take(own_output)))
         output = stacked(f"{depth}.weight", target.vocab_size, size)
     else:
         vocabulary = Vocabulary.beside(location, target, draft_vocab)
@@ -220,14 +214,15 @@ def read_heads(
     return MedusaHeads(layers, output, DraftOutput(target, vocabulary), count)
 
 
-def count_heads(location: str) -> int:
-    """How many Medusa heads a folder or file on this machine holds; as `tensor_names`."""
-    names = [name for name in tensor_names(location) if _HEAD_TENSOR.fullmatch(name)]
-    return 1 + max(map(_head_of, names), default=-1)
+def _num_heads(names: Iterable[str]) -> int:
+    """How many heads the tensors of these names are of."""
+    return 1 + max((head for name in names if (head := _head_of(name)) is not None), default=-1)
 
 
-def _head_of(name: str) -> int:
-    return int(name.removeprefix(_MERGED_PREFIX).partition(".")[0])
+def _head_of(name: str) -> int | None:
+    """The number of the head that a tensor belongs to; None for other tensors."""
+    own = next((layout.read(name) for layout in _LAYOUTS if layout.marks(name)), None)
+    return None if own is None else int(own.partition(".")[0])
 
 
 class MedusaSession(DraftSession["MedusaDrafter"]):

@@ -85,16 +85,15 @@ class RecurrentHead(nn.Module):
 
     def __init__(self, checkpoint: HeadCheckpoint) -> None:
         super().__init__()
-        target, tensors = checkpoint.target, checkpoint.tensors
-        hidden, depth = target.hidden_size, tensors.count("lm_head.{}.linear.weight")
-        last = f"lm_head.{depth}"
-        vocab, width = tensors.tensor(f"{last}.weight", None, None).shape
-        tensors.check_vocabulary(vocab, target)
+        target, depth = checkpoint.target, checkpoint.count("lm_head.{}.linear.weight")
+        hidden, last = target.hidden_size, f"lm_head.{depth}"
+        vocab, width = checkpoint.take(f"{last}.weight", None, None).shape
+        checkpoint.check_predicts_all(vocab)
         recurrent, projected = (
             checkpoint.has(f"{name}.weight") for name in ("rnn_w", "input_proj")
         )
         if not projected:
-            tensors.tensor(f"{last}.weight", vocab, 2 * hidden)
+            checkpoint.take(f"{last}.weight", vocab, 2 * hidden)
         self._embedding = (target.embedding,)
         self.rnn_w = nn.Linear(hidden, hidden, bias=False) if recurrent else None
         self.rnn_u = nn.Linear(hidden, hidden) if recurrent else None
@@ -138,7 +137,7 @@ def read_head(location: str, target: Target) -> RecurrentHead:
         SourceError: nothing there, or it cannot be read safely.
         DrafterError: no ReDrafter head in it, or one for another target.
     """
-    checkpoint = HeadCheckpoint.read(location, target)
+    checkpoint = HeadCheckpoint.read(location, target, "ReDrafter")
     head = checkpoint.load(lambda: RecurrentHead(checkpoint))
     vocab, width = head.output.weight.shape
     checkpoint.agree(

@@ -22,7 +22,7 @@ from torch.nn.functional import smooth_l1_loss
 from engine.config import PositiveUnitFloat, setting
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, load_eagle3
-from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
+from engine.drafters.heads.checkpoint import YUHUILI, HeadCheckpoint, published_tensors
 from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding, Vocabulary
 from engine.errors import ConfigError
@@ -115,7 +115,7 @@ class Eagle3Training(_EagleTraining):
         """The draft vocabulary of `begin_with`, if it has one."""
         if self.begin_with is None:
             return None
-        head, _ = load_eagle3(Eagle3Head, HeadCheckpoint.read(self.begin_with, target))
+        head, _ = load_eagle3(Eagle3Head, HeadCheckpoint.read(self.begin_with, target, "Eagle3"))
         return head.vocabulary.ids
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> Eagle3Config:
@@ -240,7 +240,8 @@ class Eagle3Student(_EagleStudent):
 
     def load(self, folder: Path) -> None:
         """As `Student.load`; ConfigError if the checkpoint reads other layers of the target."""
-        head, needs = load_eagle3(Eagle3Head, HeadCheckpoint.read(str(folder), self.target))
+        checkpoint = HeadCheckpoint.read(str(folder), self.target, "Eagle3")
+        head, needs = load_eagle3(Eagle3Head, checkpoint)
         if needs.layers != self.target_layers:
             raise ConfigError(
                 f"{folder} reads layers {needs.layers}, but this training provides "
@@ -250,7 +251,7 @@ class Eagle3Student(_EagleStudent):
 
     def published(self) -> Mapping[str, Tensor]:
         tensors = published_tensors(self.head).items()
-        return {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors}
+        return {YUHUILI.written(name): tensor for name, tensor in tensors}
 
     def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = super().export_weights(dtype)
@@ -382,6 +383,6 @@ def write_speculators(folder: Path, into: Path, *, verifier: str, draft_len: int
     }
     into.mkdir(parents=True, exist_ok=True)
     tensors = checkpoint.tensors.items()
-    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors}
+    renamed = {YUHUILI.read(name): tensor for name, tensor in tensors}
     save_file(renamed, into / "model.safetensors", metadata={"format": "pt"})
     (into / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
