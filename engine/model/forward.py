@@ -223,9 +223,9 @@ class MaskBuilder:
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         config = model.config.get_text_config()
-        types = set(getattr(config, "layer_types", None) or ())
-        self.is_per_type = bool(types) and _mentions(model, "causal_mask_mapping")
-        has_window = _mentions(model, "create_sliding_window_causal_mask")
+        types = set(config.layer_types or ()) if _has_setting(config, "layer_types") else set()
+        self.is_per_type = bool(types) and config.model_type not in ONE_MASK
+        has_window = types & {*SLIDING} if types else _has_setting(config, "sliding_window")
         self.window = _window(config) if has_window else None
         self.chunk = getattr(config, "attention_chunk_size", None)
         self.all_sliding = self.window is not None and types <= {*SLIDING, *NO_KV_CACHE}
@@ -282,22 +282,23 @@ class MaskBuilder:
         return zeros.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
 
 
+def _has_setting(config: Any, name: str) -> bool:
+    """Whether its class has a setting; models do not read others that a config.json may have."""
+    return hasattr(type(config), name) or name in type(config).attribute_map
+
+
 def _window(config: Any) -> int | None:
-    """Width of sliding-window attention by the config, which some architectures ignore."""
-    if getattr(config, "use_sliding_window", True) is False:
+    """Width of sliding-window attention; None = it is off, or the model ignores it (Moshi)."""
+    if getattr(config, "use_sliding_window", True) is False or config.model_type == "moshi":
         return None
     window = int(getattr(config, "sliding_window", None) or 0)
     return window if window > 0 else None
 
 
-def _mentions(model: transformers.PreTrainedModel, name: str) -> bool:
-    """Whether the forward of its decoder, or of the base model around it, uses a name."""
-    classes = {type(model.base_model), type(decoder_of(model))}
-    return any(name in inspect.getsource(cls.forward) for cls in classes)
-
-
 COUNT_ROWS = ("llama4_text", "inkling_text", "inkling2_text")
 """Their attention layers derive a row's position from the number of rows in the cache."""
+ONE_MASK = ("recurrent_gemma",)
+"""Their layers are of several types and share one mask."""
 EAGER_ONLY = ("doge", "inkling_text")
 """Their attention takes a position bias or a mask per head, though transformers' SDPA runs them."""
 

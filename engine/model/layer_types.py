@@ -10,7 +10,8 @@ FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_slid
 CHUNKED = ("chunked_attention",)
 ATTENTION = {FULL[0], SLIDING[0]}
 """Types that a drafter's own layers may have."""
-NO_KV_CACHE = ("linear_attention", "conv", "mamba", "mlp", "moe")
+RECURRENT = ("linear_attention", "conv", "mamba")
+NO_KV_CACHE = (*RECURRENT, "mlp", "moe")
 """Layers without keys and values; they take no mask."""
 
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,17 +27,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from engine.errors import TargetError
 from engine.model.cache import RecurrentStates, States
+from engine.model.layer_types import RECURRENT, layer_types_of
 from engine.tree import upload
 
 Inputs = dict[str, Any]
 """A layer's arguments; tensors of rows are `(batch, rows, …)`."""
 
-STATE_UPDATE = re.compile(
-    r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(|self\.conv1d_state\b"
-)
-NO_INITIAL_STATE = re.compile(r"mamba_selective_scan\(|self\.conv1d_state\b")
-"""Kernels that read several tokens from an empty state only, ignoring the given one."""
 MAX_LEVELS = 4
 """Longer chains are read as one branch, and so is every tree by purely convolutional layers, whose
 state after any row is a slice of their inputs; everything else by levels. These were the faster:
@@ -102,15 +97,18 @@ class RecurrentLayers:
         self.run: _Run | None = None
         self._mixers: list[_Mixer] = []
         inside: set[nn.Module] = set()
-        code = inspect.getsource(sys.modules[type(model).__module__])
-        if not STATE_UPDATE.search(code):  # spares other models the look at every class
-            return
-        classes = {cls: _mixer_class(cls) for cls in {type(module) for module in model.modules()}}
         for module in model.modules():
-            mixer_class = classes[type(module)]
-            if mixer_class is not None and module not in inside:
+            kind = MIXERS.get(type(module).__name__)
+            if kind is not None and module not in inside:
                 inside.update(module.modules())
-                self._mixers.append(mixer_class(module, self, len(self._mixers)))
+                self._mixers.append(kind(module, self, len(self._mixers)))
+        kinds = {*RECURRENT} & {*layer_types_of(model.config.get_text_config())}
+        if kinds and not self._mixers:
+            raise TargetError(
+                f"{type(model).__name__} has {', '.join(sorted(kinds))} layers of an unknown "
+                "class, whose state cannot be rolled back after a rejected draft. Choose another "
+                "model."
+            )
 
     def __len__(self) -> int:
         return len(self._mixers)
@@ -138,11 +136,15 @@ def recurrent_layers(model: transformers.PreTrainedModel) -> RecurrentLayers:
 
 
 class _Mixer:
+    """Runs a module's calls in the order of a draft tree."""
+
+    takes_initial_state = True
+    """Whether its kernel continues from a state with several tokens at once."""
+
     def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
         self._module, self._layers, self._number = module, layers, number
         self._forward = module.forward
         self._signature = inspect.signature(self._forward)
-        self._takes_initial_state = NO_INITIAL_STATE.search(inspect.getsource(type(module))) is None
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +164,7 @@ class _Mixer:
         layout = _layout(run.parents, _rows(inputs).device)
         one_long = len(layout.branches) == 1 and len(layout.levels) > MAX_LEVELS
         convolves = bool(before) and all(kind == "conv" for kind, _ in before)
-        by_branches = self._takes_initial_state and (one_long or convolves)
+        by_branches = self.takes_initial_state and (one_long or convolves)
         run_rows = self._by_branches if by_branches else self._by_levels
         return run_rows(run, layout, inputs, before)
 
@@ -213,7 +215,7 @@ class _Mixer:
         """Run the rows of one text; its output, and the states after the last row."""
         first = _rows(inputs)
         index = torch.arange(first.shape[1], device=first.device)
-        if len(index) == 1 or not before or self._takes_initial_state:
+        if len(index) == 1 or not before or self.takes_initial_state:
             return self._call(states, inputs, _copy_states(before, index[:1]))
         outputs = []
         for row in index:
@@ -227,6 +229,10 @@ class _Mixer:
         states.working = before
         output = self._forward(**inputs)
         return output, states.working
+
+
+class _ScanMixer(_Mixer):
+    takes_initial_state = False
 
 
 class _MambaTwoMixer(_Mixer):
@@ -249,7 +255,7 @@ class _MambaTwoMixer(_Mixer):
             module.chunk_size, module.time_step_limit = chunk, limit
 
 
-class _GriffinMixer(_Mixer):
+class _GriffinMixer(_ScanMixer):
     """RecurrentGemma's block, which stores its states in attributes."""
 
     def _call(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
@@ -265,16 +271,20 @@ class _GriffinMixer(_Mixer):
         return output, after
 
 
-def _mixer_class(module: type[nn.Module]) -> type[_Mixer] | None:
-    """The mixer for a module class; None where it has no recurrent state."""
-    if not module.__module__.startswith("transformers.models."):
-        return None
-    source = inspect.getsource(module)
-    if STATE_UPDATE.search(source) is None:
-        return None
-    if "self.conv1d_state" in source:
-        return _GriffinMixer
-    return _MambaTwoMixer if "self.chunk_size" in source else _Mixer
+_CLASSES: dict[type[_Mixer], str] = {
+    _Mixer: "BailingHybridDeltaAttention Glm5NextTextLinearAttention KimiLinearDeltaAttention "
+    "LaraMiniGatedDeltaNet OlmoHybridGatedDeltaNet Qwen3NextGatedDeltaNet Qwen3_5GatedDeltaNet "
+    "Qwen3_5MoeGatedDeltaNet MiniMaxLightningAttention InklingShortConvolution "
+    "Inkling2ShortConvolution Inkling2DynamicShortConvolution Inkling2LoopShortConvolution "
+    "Inkling2LoopDynamicShortConvolution Lfm2ShortConv Lfm2MoeShortConv Lfm3ShortConv "
+    "ZayaCCAProjection",
+    _ScanMixer: "FalconMambaMixer JambaMambaMixer MambaMixer ZambaMambaMixer",
+    _MambaTwoMixer: "BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer "
+    "NemotronHMamba2Mixer Zamba2MambaMixer",
+    _GriffinMixer: "RecurrentGemmaRecurrentBlock",
+}
+MIXERS = {name: kind for kind, names in _CLASSES.items() for name in names.split()}
+"""transformers' recurrent layers, by the names of their classes."""
 
 
 def _rows(inputs: Inputs) -> Tensor:

@@ -14,6 +14,7 @@ from engine.drafters import parse_method
 from engine.errors import TargetError
 from engine.metrics import measure
 from engine.model.layer_types import check_can_roll_back
+from engine.model.recurrent import RecurrentLayers
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import Step
@@ -194,6 +195,15 @@ def test_a_model_that_also_sees_loads_as_its_language_model(
 def test_what_cannot_be_rolled_back_is_refused(model_type: str, reason: str) -> None:
     with pytest.raises(TargetError, match=f"{reason} layers, whose state cannot be rolled back"):
         check_can_roll_back(AutoConfig.for_model(model_type), "it")
+
+
+def test_recurrent_layers_of_an_unknown_class_are_refused() -> None:
+    model: Any = tiny_model("lfm2")
+    for layer in model.model.layers:
+        if hasattr(layer, "conv"):
+            layer.conv.__class__ = type("NewConv", (type(layer.conv),), {})
+    with pytest.raises(TargetError, match="has conv layers of an unknown class, whose state"):
+        RecurrentLayers(model)
 
 
 def steps_of(target: Target, shape: TreeShape) -> list[Step]:

@@ -58,6 +58,13 @@ def test_the_mask_is_ancestry_within_the_window(seed: int, committed: int) -> No
         assert masks["sliding_attention"][0, 0, q].tolist() == near
 
 
+def test_settings_that_the_architecture_does_not_know_change_no_mask() -> None:
+    masks = MaskBuilder(
+        tiny_model("llama", sliding_window=3, layer_types=["sliding_attention"] * 3)
+    )
+    assert not masks.is_per_type and masks.window is None
+
+
 def plain_logits(target: Target, token_ids: list[int]) -> torch.Tensor:
     """Last logits of a forward by transformers alone: no cache, no mask of ours."""
     config = target.model.config.get_text_config()
