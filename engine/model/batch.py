@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
+from engine.model.cache import TreeCache
 from engine.model.forward import MaskBuilder, RaggedBatch
+from engine.model.kv import KVBuffers, as_texts, in_texts
+from engine.model.layer_types import kv_layers
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
@@ -79,7 +80,7 @@ def _rows_of(texts: Sequence[RowTokens]) -> list[tuple[int, int, int]]:
     return [(row, t, begin + i) for row, begin, tokens in texts for i, t in enumerate(tokens)]
 
 
-class _PaddedBatch(Cache):
+class _PaddedBatch:
     """transformers' modules over a padded batch; keys and values are stored at column = position.
 
     A step feeds all rows up to the last one that it reads; a row's mask ends at its own column.
@@ -88,11 +89,12 @@ class _PaddedBatch(Cache):
     name = "transformers' modules, a batch dimension"
 
     def __init__(self, target: Target, num_texts: int, max_len: int) -> None:
-        super().__init__(layers=[])
-        self._target, self._num_texts, self._max_len = target, num_texts, max_len
+        self._target, self._max_len = target, max_len
         self._masks = MaskBuilder(target.model)
+        layers = len(kv_layers(target.config))
+        kv = KVBuffers(layers, num_texts * max_len, zeroed=True)
+        self._cache = TreeCache(layers, kv=kv)
         self._rope_len = target.long_rope.shortest_alike(max_len)
-        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def read(
         self, tokens: Tensor, positions: Tensor, text_starts: Tensor, *, num_logits: int
@@ -105,58 +107,36 @@ class _PaddedBatch(Cache):
         column = torch.arange(len(tokens)) - (counts.cumsum(0) - counts)[text]
         # Prompts are padded on the right, where causal rows never look. Rows left out of a step
         # have ended: what is fed at their first positions does no harm.
-        n = self._width = int(counts.max())
+        n = width = int(counts.max())
         if num_logits:
             text, longest = rows[text], int(positions.max()) + 1
-            self._width = min(-(-longest // ALIGN) * ALIGN, self._max_len)
+            width = min(-(-longest // ALIGN) * ALIGN, self._max_len)
         batch = torch.arange(n).repeat(2, int(text.max()) + 1, 1)
         batch[:, text, column] = torch.stack([tokens, positions])
-        ids, self._columns = batch.to(device)
-        self._beginnings = None if num_logits else rows.to(device)
-        keys = torch.arange(self._width, device=device)
-        visible = keys <= self._columns[..., None]
+        ids, columns = batch.to(device)
+        cache, every = self._cache, self._max_len
+        cache.length = width - n
+        if num_logits:
+            cache.plan = in_texts(columns, width, every=every)
+        else:
+            cache.plan = as_texts(rows, every=every)
+        keys = torch.arange(width, device=device)
+        visible = keys <= columns[..., None]
         dtype = self._target.dtype
         with self._target.long_rope.using(self._rope_len):
             out = self._target.model(
                 input_ids=ids,
-                position_ids=self._columns,
-                attention_mask=self._masks.for_model(visible, keys, self._columns, dtype),
+                position_ids=columns,
+                attention_mask=self._masks.for_model(visible, keys, columns, dtype),
                 use_cache=True,
                 logits_to_keep=n if num_logits else 1,
-                cache=self,
+                cache=cache,
             )
         logits = out.logits[text.to(device), column.to(device)] if num_logits else out.logits[:0, 0]
         return TargetOutput(logits)
 
     def repeat(self, length: int, *, every: int) -> None:
-        for keys, values in self._kv.values():
-            keys[1:, :, :length] = keys[:1, :, :length]
-            values[1:, :, :length] = values[:1, :, :length]
-
-    # ---- what transformers' layers call
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        new = (key_states, value_states)
-        if layer_idx not in self._kv:
-            shapes = ((self._num_texts, x.shape[1], self._max_len, x.shape[3]) for x in new)
-            keys, values = (x.new_zeros(shape) for x, shape in zip(new, shapes, strict=True))
-            self._kv[layer_idx] = keys, values
-        if self._beginnings is not None:
-            beginnings = self._beginnings.to(key_states.device)
-            for buffer, states in zip(self._kv[layer_idx], new, strict=True):
-                buffer[beginnings, :, : states.shape[2]] = states
-            return new
-        keys, values = self._kv[layer_idx]
-        count, columns = len(key_states), self._columns.to(keys.device)
-        rows = torch.arange(count, device=keys.device)[:, None]
-        keys[rows, :, columns] = key_states.transpose(1, 2)
-        values[rows, :, columns] = value_states.transpose(1, 2)
-        return keys[:count, :, : self._width], values[:count, :, : self._width]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self._beginnings is not None else self._width - self._columns.shape[1]
+        self._cache.kv.repeat(length, every=every)
 
 
 class _SequentialBatch:

@@ -14,7 +14,6 @@ returns its state after any accepted path (`StateAfterPath`); `commit` calls it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -25,16 +24,12 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from engine.model.clock import Span, now, seconds
-from engine.tree import upload
+from engine.model.kv import KVBuffers, WritePlan, append
 
-GROWTH = 512
-"""Capacity grows to the next multiple of this many rows, at least doubling."""
 States = dict[tuple[str, int], Tensor]
 """`(kind, number)` → `(batch, …)`: a layer's recurrent states."""
 StateAfterPath = Callable[[tuple[int, ...]], States]
 """Path of accepted rows of the last forward → the states `(1, …)` after them."""
-Slots = dict[int, tuple[tuple[int, int], tuple[int, int]]]
-"""Layer → (buffer, slot in it) of its keys, and of its values."""
 MAX_CHECKPOINTS = 4
 """States at the ends of prompts that are kept to rewind to."""
 
@@ -110,13 +105,12 @@ class CacheSnapshot:
     """A copy of a cache's committed rows.
 
     Attributes:
-        buffers, slots: as in `TreeCache`, without spare capacity.
+        kv: keys and values, without spare capacity.
         states: of recurrent layers, by their length in rows; None without such layers.
         rope_len: as in `TreeCache`; only a cache with the same can be filled.
     """
 
-    buffers: tuple[Tensor, ...]
-    slots: Slots
+    kv: KVBuffers
     states: dict[int, dict[int, States]] | None
     rope_len: int
 
@@ -128,21 +122,20 @@ class CacheSnapshot:
 
 
 class TreeCache(Cache):
-    """Keys and values of all layers in a few preallocated buffers.
+    """Keys and values of all layers; `length` rows are committed.
 
-    Layers with the same shape share one buffer `(slots, kv_heads, capacity, head_dim)`, a slot for
-    keys and one for values, so that `commit` is one gather and one copy per buffer. `length` rows
-    are committed; rows behind them belong to the last forward.
+    Rows behind them belong to the last forward.
 
     Attributes:
-        num_layers: those with keys and values.
-        buffers: empty before the first forward.
+        kv: where they are; a graph's forwards lend theirs to one generation after another.
+        plan: how the rows of a forward are stored; None = behind the committed ones.
         recurrent: states of the recurrent layers; None where the model has none.
         position_shifts: `(rows,)` of the forward, position − committed rows − row index, for
             layers that derive positions from row counts; None = all 0.
         rope_len: a length of text whose rotary frequencies its rows have; see `LongRope`.
     """
 
+    plan: WritePlan | None = None
     position_shifts: Tensor | None = None
     rope_len = 1
 
@@ -150,104 +143,37 @@ class TreeCache(Cache):
         self,
         num_layers: int,
         *,
-        capacity: int = GROWTH,
+        capacity: int = 512,
         recurrent: RecurrentStates | None = None,
+        kv: KVBuffers | None = None,
     ) -> None:
+        """An empty cache; `num_layers`: those with keys and values."""
         super().__init__(layers=[])
-        self.num_layers = num_layers
+        self.kv = kv or KVBuffers(num_layers, capacity)
         self.recurrent = recurrent
         self.length = 0
-        self.capacity = capacity
-        self.buffers: list[Tensor] = []
-        self._slots: Slots = {}
 
-    @torch.inference_mode()
     def reserve(self, rows: int) -> None:
         """Make room for `rows` more rows behind the committed ones, before they are stored."""
-        needed = self.length + rows
-        if needed <= self.capacity:
-            return
-        grown = max(needed, 2 * self.capacity)
-        self._resize(-(-grown // GROWTH) * GROWTH)
-
-    def _resize(self, capacity: int) -> None:
-        """Move the committed rows to buffers of another capacity."""
-        self.capacity = capacity
-        for i, old in enumerate(self.buffers):
-            new = self._allocate(old, *old.shape[:2], capacity, old.shape[3])
-            new[:, :, : self.length] = old[:, :, : self.length]
-            self.buffers[i] = new
+        self.kv.reserve(self.length + rows, kept=self.length)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store one layer's rows `(1, kv_heads, rows, head_dim)`; return all rows up to there."""
-        if layer_idx not in self._slots:
-            same = key_states.shape == value_states.shape
-            num_slots = max(1, self.num_layers - len(self._slots)) * (2 if same else 1)
-            keys = self._slot(key_states, num_slots)
-            self._slots[layer_idx] = keys, self._slot(value_states, num_slots, beside=keys)
-        key_slot, value_slot = self._slots[layer_idx]
-        return self._write(key_slot, key_states), self._write(value_slot, value_states)
+        """Store one layer's rows `(1, kv_heads, rows, head_dim)`; return those to attend to."""
+        plan = self.plan or append(self.length)
+        return self.kv.store(layer_idx, key_states, value_states, plan)
 
-    def layer_kv(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values at full capacity: `(1, kv_heads, capacity, head_dim)`."""
-        (keys, i), (values, j) = self._slots[layer_idx]
-        return self.buffers[keys][None, i], self.buffers[values][None, j]
-
-    def _write(self, slot: tuple[int, int], states: Tensor) -> Tensor:
-        buffer = self.buffers[slot[0]][slot[1]]
-        end = self.length + states.shape[2]
-        buffer[:, self.length : end] = states[0]
-        return buffer[None, :, :end]
-
-    def _slot(
-        self, states: Tensor, num_slots: int, beside: tuple[int, int] | None = None
-    ) -> tuple[int, int]:
-        """A free slot of the states' shape, other than `beside`; in a new buffer if none is."""
-        heads, width = states.shape[1], states.shape[3]
-        used = Counter(i for slots in self._slots.values() for i, _ in slots)
-        if beside is not None:
-            used[beside[0]] += 1
-        for i, buffer in enumerate(self.buffers):
-            fits = (buffer.shape[1], buffer.shape[3]) == (heads, width)
-            if fits and buffer.device == states.device and used[i] < buffer.shape[0]:
-                return i, used[i]
-        self.buffers.append(self._allocate(states, num_slots, heads, self.capacity, width))
-        return len(self.buffers) - 1, 0
-
-    @staticmethod
-    def _allocate(like: Tensor, *shape: int) -> Tensor:
-        """A buffer on the device of `like`, in its dtype."""
-        return like.new_empty(shape)
-
-    def shared_buffer(self, heads: int, head_dim: int) -> Tensor:
-        """The single buffer of a model whose layers all have this shape; call `reserve` first.
-
-        `(2 · layers, heads, capacity, head_dim)` bfloat16 on the CPU, each layer's keys, then its
-        values.
-        """
-        if not self.buffers:
-            shape = (2 * self.num_layers, heads, self.capacity, head_dim)
-            self.buffers.append(torch.empty(shape, dtype=torch.bfloat16))
-            slots = range(self.num_layers)
-            self._slots = {i: ((0, 2 * i), (0, 2 * i + 1)) for i in slots}
-        return self.buffers[0]
-
-    @torch.inference_mode()
     def commit(self, path: tuple[int, ...]) -> None:
         """Keep these rows of the last forward (ascending numbers) and drop the others."""
-        if path != tuple(range(len(path))):
-            source = torch.tensor(path) + self.length
-            for buffer in self.buffers:
-                rows = buffer.index_select(2, upload(source, buffer.device))
-                buffer[:, :, self.length : self.length + len(path)] = rows
+        self.kv.keep(path, self.length)
         self._advance(path, is_checkpoint=False)
 
     def extend(self, count: int) -> None:
         """Keep all `count` rows of the last forward, which were a text."""
         self._advance(tuple(range(count)), is_checkpoint=count > 1)
 
+    @torch.inference_mode()
     def _advance(self, path: tuple[int, ...], *, is_checkpoint: bool) -> None:
         self.length += len(path)
         if self.recurrent is not None and path:
@@ -272,38 +198,26 @@ class TreeCache(Cache):
     def snapshot_bytes(self) -> int:
         """Bytes that `snapshot` takes."""
         states = 0 if self.recurrent is None else self.recurrent.num_bytes
-        return states + sum(b.nbytes // b.shape[2] * self.length for b in self.buffers)
+        return states + self.kv.row_bytes * self.length
 
     @torch.inference_mode()
     def snapshot(self) -> CacheSnapshot:
         """A copy of the committed rows, and all states that can be rewound to."""
-        return CacheSnapshot(
-            tuple(buffer[:, :, : self.length].clone() for buffer in self.buffers),
-            dict(self._slots),
-            None if self.recurrent is None else self.recurrent.snapshot(self.length),
-            self.rope_len,
-        )
+        states = None if self.recurrent is None else self.recurrent.snapshot(self.length)
+        return CacheSnapshot(self.kv.copy(self.length), states, self.rope_len)
 
-    @torch.inference_mode()
     def restore(self, snapshot: CacheSnapshot, length: int) -> None:
         """Fill the empty cache with a snapshot's first `length` rows; see `usable_len`."""
         self.reserve(length)
-        if not self.buffers:
-            for like in snapshot.buffers:
-                shape = (*like.shape[:2], self.capacity, like.shape[3])
-                self.buffers.append(self._allocate(like, *shape))
-            self._slots.update(snapshot.slots)
-        for buffer, source in zip(self.buffers, snapshot.buffers, strict=True):
-            buffer[:, :, :length] = source[:, :, :length]
+        self.kv.fill(snapshot.kv, length)
         if self.recurrent is not None and snapshot.states is not None:
             self.recurrent.restore(snapshot.states, length)
         self.length = length
 
     def free(self) -> None:
-        """Release the buffers; the cache is empty and usable again."""
+        """Release the memory, to who lent it; the cache is empty and usable again."""
         self.truncate(0)
-        self.buffers.clear()
-        self._slots.clear()
+        self.kv = self.kv.fresh(self.kv.capacity)
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.model.cache import TreeCache
+from engine.model.kv import KVBuffers
 from engine.model.layer_types import CHUNKED, FULL, NO_KV_CACHE, SLIDING, has_attention
 from engine.proposal import Needs, TargetOutput
 
@@ -110,16 +111,15 @@ class Forward(ABC):
 
 
 class RaggedBatch:
-    """Keys and values of several texts, each in its own segment of a buffer of `capacity` tokens.
+    """Keys and values of several texts, each in its own segment of the buffers' rows.
 
     Attributes:
         name: of the backend, for people.
     """
 
-    def __init__(self, name: str, buffer: Tensor, run: Callable[..., TargetOutput]) -> None:
-        """`buffer`: `(2 · layers, kv_heads, capacity, head_dim)`, which `run` takes first."""
-        self.name, self.capacity = name, buffer.shape[2]
-        self._buffer, self._run = buffer, run
+    def __init__(self, name: str, kv: KVBuffers, run: Callable[..., TargetOutput]) -> None:
+        """`run` takes the buffers first."""
+        self.name, self.kv, self._run = name, kv, run
 
     def read(
         self,
@@ -139,12 +139,11 @@ class RaggedBatch:
             num_logits: number of last rows that get logits.
         """
         rows = (tokens, positions, text_starts.contiguous())
-        return self._run(self._buffer, *rows, needs or Needs(), num_logits)
+        return self._run(self.kv, *rows, needs or Needs(), num_logits)
 
     def repeat(self, length: int, *, every: int) -> None:
         """Copy the buffer's first `length` tokens to every multiple of `every`."""
-        texts = self._buffer.unflatten(2, (-1, every))
-        texts[:, :, 1:, :length] = texts[:, :, :1, :length]
+        self.kv.repeat(length, every=every)
 
 
 class ModulesForward(Forward):

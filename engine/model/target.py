@@ -353,7 +353,7 @@ class Target:
 def _with_shared(output: TargetOutput, cache: TreeCache, needs: Needs) -> TargetOutput:
     if not needs.shared:
         return output
-    return replace(output, shared=tuple(cache.layer_kv(layer) for layer in needs.shared))
+    return replace(output, shared=tuple(cache.kv.layer(layer) for layer in needs.shared))
 
 
 @contextlib.contextmanager

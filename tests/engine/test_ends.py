@@ -160,9 +160,9 @@ def test_closing_the_iterator_early_frees_cache_and_drafter(
     drafter = ScriptedDrafter(text(), vocab=VOCAB, shape=lambda rng: [-1, 0, 0])
     records = decode(target, drafter, PROMPT)
     next(records), next(records)
-    assert caches[0].buffers and not drafter.finished
+    assert caches[0].kv.tensors and not drafter.finished
     records.close()
-    assert not caches[0].buffers and drafter.finished
+    assert not caches[0].kv.tensors and drafter.finished
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,9 @@ def same_states(target: Target, ours: Any, text: list[int]) -> None:
     fresh = target.new_cache(8)
     target.prefill(text, fresh, Needs())
     assert ours.length == fresh.length == len(text)
-    assert ours._slots.keys() == fresh._slots.keys()
-    for layer in fresh._slots:  # buffers can have slots that no layer fills
-        for mine, other in zip(ours.layer_kv(layer), fresh.layer_kv(layer), strict=True):
+    assert ours.kv.slots.keys() == fresh.kv.slots.keys()
+    for layer in fresh.kv.slots:  # buffers can have slots that no layer fills
+        for mine, other in zip(ours.kv.layer(layer), fresh.kv.layer(layer), strict=True):
             assert_close(mine[:, :, : len(text)], other[:, :, : len(text)])
     if ours.recurrent is not None:
         assert fresh.recurrent is not None

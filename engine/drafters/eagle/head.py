@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, within
 from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding, Vocabulary
-from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, HeadInput, KVSlots
+from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, HeadInput
 from engine.kernels.cpu.operators import NativeLinear, pack_linears
 
 
@@ -141,11 +141,9 @@ class DraftHead(nn.Module):
             out: Tensor = self(hidden, tokens, positions, past, mask, last_only=last_only)
             return out, self.logits(out)
         past.reserve(len(tokens))
-        spec, num_outputs = self.layer.spec, 1 if last_only else len(tokens)
-        buffer = past.shared_buffer(spec.kv_heads, spec.head_dim)
-        place = KVSlots(buffer, past.length, visible)
+        num_outputs, slots = 1 if last_only else len(tokens), self.decoder.behind(past, visible)
         result = self.decoder.run(
-            tokens, positions, place, states=hidden, taps=(1,), num_logits=num_outputs
+            tokens, positions, slots, states=hidden, taps=(1,), num_logits=num_outputs
         )
         outputs = result.hidden if self.feeds_normed else result.layers
         assert outputs is not None
@@ -336,11 +334,9 @@ class HeadEntries:
         begin = self._num_base
         cache.truncate(begin)
         cache.reserve(len(tokens) + levels)
-        spec = head.layer.spec
-        buffer = cache.shared_buffer(spec.kv_heads, spec.head_dim)
         drafts = decoder.chain(
             tokens,
-            KVSlots(buffer, begin),
+            decoder.behind(cache),
             levels=levels,
             min_prob=min_prob,
             states=head.fuse(features),

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.operators import Matrix, MatrixStruct, Struct, call, fields
+from engine.model.cache import TreeCache
+from engine.model.kv import KVBuffers
 from engine.proposal import TargetOutput
 
 ROTARY_BLOCK = 2048
@@ -179,6 +181,14 @@ class Decoder:
             "head_input": weights.head_input and ctypes.pointer(weights.head_input),
         }
         self._model = _ModelStruct(**values)
+
+    def buffer(self, kv: KVBuffers) -> Tensor:
+        """The buffer of `KVSlots`, allocated on the first call."""
+        return kv.shared(self.weights.kv_heads, self.weights.head_dim)
+
+    def behind(self, cache: TreeCache, visible: Tensor | None = None) -> KVSlots:
+        """Slots behind a cache's committed rows, where there is room; `visible` as in `KVSlots`."""
+        return KVSlots(self.buffer(cache.kv), cache.length, visible)
 
     def run(
         self,

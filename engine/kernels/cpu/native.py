@@ -19,6 +19,7 @@ from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, KVSlots
 from engine.kernels.cpu.operators import FORMATS, MULTIPLE, Matrix, NativeEmbedding, NativeLinear
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch, Rows
+from engine.model.kv import KVBuffers
 from engine.model.logits import LogitTransform
 from engine.proposal import Needs, TargetOutput
 
@@ -94,12 +95,8 @@ class NativeForward(Forward):
     def __call__(
         self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
-        slots = KVSlots(self._buffer(cache), cache.length, rows.visible)
+        slots = self.decoder.behind(cache, rows.visible)
         return self.run(*rows[:2], slots, needs, 1 if last_only else len(rows.tokens))
-
-    def _buffer(self, cache: TreeCache) -> Tensor:
-        weights = self.decoder.weights
-        return cache.shared_buffer(weights.kv_heads, weights.head_dim)
 
     @torch.inference_mode()
     def draft_chain(
@@ -113,7 +110,7 @@ class NativeForward(Forward):
     ) -> tuple[Tensor, Tensor] | None:
         cache.reserve(len(tokens) + levels)
         decoder = self.decoder if ids is None else self._restricted_to(ids)
-        slots = KVSlots(self._buffer(cache), cache.length)
+        slots = decoder.behind(cache)
         chain = decoder.chain(tokens, slots, levels=levels, min_prob=min_prob, ids=ids)
         cache.length += len(tokens) + len(chain[0]) - 1
         return chain
@@ -134,14 +131,12 @@ class NativeForward(Forward):
         return logits
 
     def ragged_batch(self, capacity: int) -> RaggedBatch:
-        weights = self.decoder.weights
-        shape = (2 * len(weights.layers), weights.kv_heads, capacity, weights.head_dim)
-        buffer = torch.empty(shape, dtype=torch.bfloat16)
-        return RaggedBatch("compiled kernels, all rows in one call", buffer, self._read_texts)
+        kv = KVBuffers(len(self.decoder.weights.layers), capacity)
+        return RaggedBatch("compiled kernels, all rows in one call", kv, self._read_texts)
 
     def _read_texts(
         self,
-        buffer: Tensor,
+        kv: KVBuffers,
         tokens: Tensor,
         positions: Tensor,
         text_starts: Tensor,
@@ -150,7 +145,9 @@ class NativeForward(Forward):
     ) -> TargetOutput:
         """Run a ragged batch; a row's results are bit-identical to those of its text alone."""
         context = max(0, int(positions.max()) + 1 - len(tokens))
-        slots = KVSlots(buffer, context, text_starts=text_starts, columns=text_starts + positions)
+        columns = text_starts + positions
+        buffer = self.decoder.buffer(kv)
+        slots = KVSlots(buffer, context, text_starts=text_starts, columns=columns)
         return self.run(tokens, positions, slots, needs, num_logits)
 
     def run(

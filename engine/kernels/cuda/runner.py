@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +18,10 @@ import transformers
 from torch import Tensor
 
 from engine.kernels.cuda.graphs import CaptureError, CudaGraphs, Graph
-from engine.kernels.cuda.static_cache import CacheStore, StaticCache, context_bucket
 from engine.model.cache import TreeCache
 from engine.model.clock import clock_stopped
 from engine.model.forward import Forward, MaskBuilder, ModulesForward, Rows
+from engine.model.kv import KVBuffers, at, context_bucket
 from engine.model.recurrent import recurrent_layers
 from engine.proposal import Needs, TargetOutput
 
@@ -100,6 +101,9 @@ class Bucket(NamedTuple):
 class GraphRunner(Forward):
     """Runs a supported model, by graphs where they fit.
 
+    Graphs write keys and values to fixed addresses, so their buffers outlive a generation: they are
+    lent to one cache after another, and zeroed when the next one begins.
+
     Attributes:
         verdict: whether graphs are faster here, for people.
     """
@@ -116,11 +120,12 @@ class GraphRunner(Forward):
         config = model.config.get_text_config()
         heads = int(getattr(config, "num_attention_heads", 1))
         self._groups = heads // int(getattr(config, "num_key_value_heads", None) or heads)
-        self._store = CacheStore(int(config.num_hidden_layers))
+        self._kv = KVBuffers(int(config.num_hidden_layers), 0, zeroed=True)
+        self._lent: weakref.ref[TreeCache] | None = None
         self._inputs: dict[int, StaticInputs] = {}
         self._graphs: dict[Bucket, Graph[TargetOutput]] = {}
         self._layout: tuple[int, ...] = ()
-        self._cache: StaticCache | None = None
+        self._cache: TreeCache | None = None
 
     # ---- what it is
 
@@ -135,15 +140,27 @@ class GraphRunner(Forward):
 
     # ---- forwards
 
+    @torch.inference_mode()
     def new_cache(self, rows: int) -> TreeCache | None:
-        return None if self._fault is not None else self._store.lend(rows)
+        """An empty cache on the graphs' buffers; None while another one is in use."""
+        lent = None if self._lent is None else self._lent()
+        if self._fault is not None or (lent is not None and lent.kv is self._kv):
+            return None
+        capacity = context_bucket(rows)
+        if capacity > self._kv.capacity:
+            self._kv = self._kv.fresh(capacity)
+        for tensor in self._kv.tensors:
+            tensor.zero_()
+        cache = TreeCache(self._kv.num_layers, kv=self._kv)
+        self._lent = weakref.ref(cache)
+        return cache
 
     def __call__(
         self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
         n, output = len(rows.tokens), None
         # The first forward allocates the buffers.
-        if isinstance(cache, StaticCache) and cache.buffers and self._fault is None:
+        if cache.kv is self._kv and cache.kv.tensors and self._fault is None:
             bucket = self._bucket(n, cache, needs, prefill=last_only)
             if bucket is not None:
                 if bucket.rows not in self._inputs:
@@ -159,21 +176,21 @@ class GraphRunner(Forward):
             None if output.layers is None else output.layers[:n].clone(),
         )
 
-    def _bucket(self, n: int, cache: StaticCache, needs: Needs, *, prefill: bool) -> Bucket | None:
+    def _bucket(self, n: int, cache: TreeCache, needs: Needs, *, prefill: bool) -> Bucket | None:
         """The bucket for n rows after the cache's; None where no graph is used."""
         rows = row_bucket(n)
         if rows is None or cache.length == 0 or (prefill and n > MAX_PREFILL_ROWS):
             return None
         context = context_bucket(cache.length + rows)
         cache.reserve(rows)
-        return Bucket(rows, context, needs) if context <= cache.capacity else None
+        return Bucket(rows, context, needs) if context <= cache.kv.capacity else None
 
     def _replay(
-        self, bucket: Bucket, inputs: StaticInputs, cache: StaticCache
+        self, bucket: Bucket, inputs: StaticInputs, cache: TreeCache
     ) -> TargetOutput | None:
         """Results of all rows of the bucket, in the graph's memory; None if capturing failed."""
         # Larger buffers may begin where smaller ones did; their strides differ.
-        layout = (cache.capacity, *(buffer.data_ptr() for buffer in cache.buffers))
+        layout = (cache.kv.capacity, *(tensor.data_ptr() for tensor in cache.kv.tensors))
         if layout != self._layout:
             self._graphs.clear()
             self._layout = layout
@@ -202,8 +219,11 @@ class GraphRunner(Forward):
         assert self._cache is not None
         mask = self._mask(inputs.visible(bucket.context))
         rows = Rows(inputs.tokens, inputs.positions)
-        with self._cache.static_rows(inputs.cache_positions(), bucket.context):
+        self._cache.plan = at(inputs.cache_positions(), bucket.context)
+        try:
             return self._modules.masked(rows, mask, self._cache, bucket.needs, last_only=False)
+        finally:
+            self._cache.plan = None
 
     def _mask(self, visible: Tensor) -> Tensor:
         """The model's `attention_mask`: for few rows one that is added to the scores."""
@@ -230,7 +250,7 @@ class GraphRunner(Forward):
     def _release(self) -> None:
         self._graphs.clear()
         self._inputs.clear()
-        self._store.clear()
+        self._kv = self._kv.fresh(0)
 
 
 def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:

@@ -16,9 +16,9 @@ from engine.decode import decode
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CaptureError, Graph
 from engine.kernels.cuda.runner import ROWS, GraphRunner, StaticInputs, row_bucket
-from engine.kernels.cuda.static_cache import context_bucket
 from engine.model import loading, plan
 from engine.model.audit import forward_mismatch, reference_logits
+from engine.model.kv import context_bucket
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -105,7 +105,7 @@ def test_a_replay_depends_on_nothing_that_a_text_before_it_left_behind() -> None
     cache = ours.new_cache(300)
     ours.prefill([1, 2, 3], cache, Needs())
     with torch.inference_mode():
-        for buffer in cache.buffers:
+        for buffer in cache.kv.tensors:
             buffer.fill_(float("nan"))
     cache.free()
     assert_same_walk(ours, theirs, [8, 1, 8], prompts=[5])
@@ -140,14 +140,14 @@ def test_only_one_cache_at_a_time_is_lent() -> None:
     assert len(runner_of(ours).buckets) == 2
     dropped = ours.new_cache(64)
     del dropped
-    assert type(ours.new_cache(64)).__name__ == "StaticCache"
+    assert ours.new_cache(64).kv is runner_of(ours)._kv
 
 
 def test_a_growing_cache_keeps_its_rows_and_forgets_its_graphs() -> None:
     model = model_of("llama", **LONG)
     theirs, ours = plain(model), captured(model)
     first = ours.new_cache(8)
-    assert first.capacity == 256
+    assert first.kv.capacity == 256
     first.free()
     assert_same_walk(ours, theirs, (), prompts=(200, 1, 60, 3, 300, 8, 1))
     assert {size.context for size in runner_of(ours).buckets} == {768}
@@ -159,10 +159,10 @@ def test_a_cache_that_grows_at_its_old_address_forgets_its_graphs() -> None:
     with pretend_device(reuses_block=True) as device:
         ours = captured(model.to(device))
         assert_same_walk(ours, theirs, [1, 8], prompts=[20], room=100)
-        small = runner_of(ours)._store.buffers[0]
+        small = runner_of(ours)._kv.tensors[0]
         address, strides = small.data_ptr(), small.stride()
         assert_same_walk(ours, theirs, [1, 8], prompts=[20], room=700)
-        (large,) = runner_of(ours)._store.buffers
+        (large,) = runner_of(ours)._kv.tensors
         assert large.data_ptr() == address and large.stride() != strides
 
 
@@ -227,7 +227,7 @@ def test_a_failed_capture_frees_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
     ours = captured(model_of("llama"))
     cache = ours.new_cache(64)
     ours.prefill([1, 2, 3], cache, Needs())
-    buffer = weakref.ref(cache.buffers[0])
+    buffer = weakref.ref(cache.kv.tensors[0])
     ours.verify(Proposal(torch.tensor([5]), TreeShape.chain(0)), cache, ALL)
     assert "given up" in ours.environment()["cuda_graphs"]
     assert buffer() is not None, "the text goes on with it"
