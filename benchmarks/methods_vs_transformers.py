@@ -101,7 +101,7 @@ def _contestants(target: Target, limits: Limits, compiled: bool) -> dict[str, Co
         "Draft_Target": draft.build(bench),
     }
     model = transformers_model(target)
-    assistant = transformers_model(load(presets.locate(DRAFTER), target.companion_dtype))
+    assistant = transformers_model(load(presets.locate(DRAFTER), target.precision.companion))
     length = draft.model_dump()["max_draft_len"]
     assistant.generation_config.num_assistant_tokens = length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"

@@ -68,7 +68,7 @@ def build_context(target: Target) -> BuildContext:
     return BuildContext(
         target,
         presets.resolve,
-        lambda spec, **_: load(spec, target.companion_dtype, device),
+        lambda spec, **_: load(spec, target.precision.companion, device),
         locate=presets.locate,
     )
 

@@ -65,13 +65,13 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     return TargetFacts(
         architecture=str((getattr(config, "architectures", None) or [config.model_type])[0]),
         num_parameters=num_weights(plan.empty),
-        dtype=plan.stored_dtype,
+        dtype=plan.stored.name,
         num_bytes=plan.num_bytes,
         free_bytes=None if is_placement(device) else free_bytes(pick_device(device)),
         context_len=getattr(config.get_text_config(), "max_position_embeddings", None),
         licence=licence if isinstance(licence, str) else _licence(plan.weights),
         fault=fault,
-        slow=plan.reason,
+        slow=plan.no_kernels,
         shares=shares,
         quantization=() if file is None else file.matrix_types,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import CDLL
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.model.backend import Backend
 from engine.model.cache import TreeCache
 from engine.model.kv import KVBuffers
 from engine.model.layer_types import CHUNKED, FULL, NO_KV_CACHE, SLIDING, has_attention
@@ -47,14 +48,12 @@ class Forward(ABC):
     """Runs the target over rows after the cache's committed ones and stores their keys and values.
 
     Attributes:
-        name: of the backend, for the run log.
+        backend: what it runs on.
         kernels: the compiled kernels that it calls, which drafters may use; None = none.
-        row_invariant: whether a row's bits do not depend on the rows computed with it.
     """
 
-    name: str
+    backend: Backend
     kernels: CDLL | None = None
-    row_invariant = False
 
     @abstractmethod
     def __call__(
@@ -105,10 +104,6 @@ class Forward(ABC):
         """A batch of texts with room for `capacity` tokens in all; None = not supported."""
         return None
 
-    def environment(self) -> dict[str, Any]:
-        """Entries of the run log: the backend used, or why a faster one is not."""
-        return {"forward": self.name}
-
 
 class RaggedBatch:
     """Keys and values of several texts, each in its own segment of the buffers' rows.
@@ -149,12 +144,21 @@ class RaggedBatch:
 class ModulesForward(Forward):
     """transformers' own modules: any model that it supports, on any device."""
 
-    name = "transformers' modules"
+    def __init__(
+        self,
+        model: transformers.PreTrainedModel,
+        *,
+        weights: str = "",
+        why_not: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a model.
 
-    def __init__(self, model: transformers.PreTrainedModel, *, weights: str = "") -> None:
-        """`weights`: their storage format, for the run log, unless they are plain tensors."""
-        if weights:
-            self.name = f"{self.name}, {weights}"
+        Args:
+            weights: their storage format, for the run log, unless they are plain tensors.
+            why_not: as in `Backend`.
+        """
+        name = ", ".join(filter(None, ("transformers' modules", weights)))
+        self.backend = Backend(name, why_not or {})
         self._model: transformers.PreTrainedModel | None = model
         self._masks = MaskBuilder(model)
         self._takes_mask = has_attention(model.config.get_text_config())

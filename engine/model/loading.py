@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from ctypes import CDLL
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.kernels.cuda.norms import fuse_norms
 from engine.model.audit import check_packed, forward_mismatch, plain_step_s, reference_logits
+from engine.model.backend import Backend
 from engine.model.forward import Forward, ModulesForward, prepare_attention
 from engine.model.packed import Packed, can_pack, pack
 from engine.model.placement import Placement
@@ -97,7 +99,7 @@ def load_target(
     with translate_errors(spec):
         place = plan.destination()
         tokenizer = (read_tokenizer if file is None else read_extracted_tokenizer)(plan.source)
-        model, remark = _read_model(plan, place, report)
+        model, slow = _read_model(plan, place, report)
     if file is not None and model.generation_config is not None:
         model.generation_config.eos_token_id = end_ids(file, tokenizer)
     report("Preparing it for this device", 0.95)
@@ -107,13 +109,15 @@ def load_target(
         tokenizer,
         name=spec.name,
         provenance=_provenance(plan),
-        dtype_name=plan.dtype_name,
+        bits=plan.precision.bits,
     )
-    target = _choose_forward(make_target, plan)
-    if remark := remark or (NO_COMPILER if plan.reason == NO_COMPILER else ""):
-        target.provenance["remark"] = f"{target.name} runs slowly: {remark}."
+    forward = _choose_forward(make_target, model, plan)
+    if slow := slow or (NO_COMPILER if plan.no_kernels == NO_COMPILER else ""):
+        remark = f"{spec.name} runs slowly: {slow}."
+        forward.backend = replace(forward.backend, remark=remark)
+    target = make_target(forward=forward)
     trim_memory()
-    LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
+    LOG.info("%s runs by %s", spec.name, target.backend.name)
     report("Ready", 1.0)
     return target
 
@@ -139,35 +143,42 @@ def _provenance(plan: LoadPlan) -> dict[str, Any]:
     return {"weights": plan.weights.fingerprint, "revision": revision, **random}
 
 
-def _choose_forward(make_target: Callable[..., Target], plan: LoadPlan) -> Target:
-    """The target with its device's fastest forward, or with modules where that is inaccurate."""
-    by_modules = make_target()
-    provenance = by_modules.provenance  # all targets' that are made
-    forward, note = _fast_forward(by_modules.model, plan)
-    provenance |= note
-    if forward is None:
-        return by_modules
+def _choose_forward(
+    make_target: Callable[..., Target], model: transformers.PreTrainedModel, plan: LoadPlan
+) -> Forward:
+    """The fastest forward of the model's device, or modules where that is wrong or slower."""
+    modules = ModulesForward(model, why_not=plan.why_not)
+    by_modules = make_target(forward=modules)
+    forward = _fast_forward(model, plan)
+    if isinstance(forward, Backend):
+        modules.backend = forward
+        return modules
     fast = make_target(forward=forward)
-    fault = check_packed(fast.model) or forward_mismatch(fast, reference_logits(by_modules))
+    fault = check_packed(model) or forward_mismatch(fast, reference_logits(by_modules))
     if fault is not None:
         LOG.warning("%s's fast forward is not used, because %s", fast.name, fault)
-        remark = f"{fast.name} runs slowly: the fast forward is wrong, {fault}."
-        provenance |= {"fast_forward": f"not used, because {fault}", "remark": remark}
+        modules.backend = replace(
+            modules.backend,
+            why_not=plan.why_not | {"fast_forward": f"not used, because {fault}"},
+            remark=f"{fast.name} runs slowly: the fast forward is wrong, {fault}.",
+        )
     elif isinstance(forward, runner.GraphRunner):
         by_graphs, by_operators = 1000 * plain_step_s(fast), 1000 * plain_step_s(by_modules)
         faster = by_graphs < by_operators and forward.buckets != ()
-        forward.verdict = (
+        used = (
             f"{'used' if faster else 'not used'}: a plain step takes {by_graphs:.2f} ms, "
             f"{by_operators:.2f} ms without"
         )
-        provenance["remark"] = f"CUDA graphs are {forward.verdict}."
+        fastest = forward if faster else modules
+        fastest.backend = replace(
+            fastest.backend, why_not={runner.GRAPHS: used}, remark=f"CUDA graphs are {used}."
+        )
         if faster:
-            return fast
-        provenance["cuda_graphs"] = forward.verdict
+            return forward
     else:
-        return fast
+        return forward
     forward.close()
-    return by_modules
+    return modules
 
 
 def _read_model(
@@ -185,7 +196,7 @@ def _read_model(
         report("Loading weights", 0.3 + 0.6 * done)
 
     with report_progress(report_share):
-        if plan.bits is not None:
+        if plan.precision.bits is not None:
             try:
                 model = load_packed(plan.empty, _tensors(plan), report_share)
             except UnmappedTensor as error:
@@ -205,28 +216,28 @@ def _read_floats(plan: LoadPlan, where: torch.device | Placement) -> transformer
     if not isinstance(where, Placement):
         # Mapped, a model on its way to another device takes no memory here.
         with unmapped_files() if where.type == "cpu" else contextlib.nullcontext():
-            model = read_weights(plan.spec, plan.weights, plan.dtype)
+            model = read_weights(plan.spec, plan.weights, plan.precision.dtype)
         model.to(where)  # type: ignore[arg-type]
         return model
     folder = tempfile.mkdtemp(prefix="offloaded-")
     placing = {"device_map": dict(where.device_map), "offload_folder": folder}
-    model = read_weights(plan.spec, plan.weights, plan.dtype, **placing)
+    model = read_weights(plan.spec, plan.weights, plan.precision.dtype, **placing)
     weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
     return model
 
 
 def _tensors(plan: LoadPlan) -> CheckpointTensors:
     """The checkpoint's tensors, for packing; UnmappedTensor if they do not match the model's."""
-    file, empty, weights = plan.file, plan.empty, plan.weights
-    assert plan.kernels is not None and plan.bits is not None
+    file, empty, weights, bits = plan.file, plan.empty, plan.weights, plan.precision.bits
+    assert plan.kernels is not None and bits is not None
     if file is not None:
-        return GGUFTensors(empty, file, plan.kernels, plan.bits)
+        return GGUFTensors(empty, file, plan.kernels, bits)
     from transformers import GenerationConfig
 
     if getattr(empty, "_keep_in_fp32_modules", None):
         raise UnmappedTensor("some of its modules stay in float32")
     files = safetensors_files(weights.location, weights.revision)
-    tensors = SafetensorsTensors(empty, files, plan.kernels, plan.bits)
+    tensors = SafetensorsTensors(empty, files, plan.kernels, bits)
     with contextlib.suppress(OSError):  # it has none
         empty.generation_config = GenerationConfig.from_pretrained(
             weights.location, revision=weights.revision or "main"
@@ -234,30 +245,28 @@ def _tensors(plan: LoadPlan) -> CheckpointTensors:
     return tensors
 
 
-def _fast_forward(
-    model: transformers.PreTrainedModel, plan: LoadPlan
-) -> tuple[Forward | None, dict[str, str]]:
-    """A fast forward for the model's device, and further entries of the run log.
-
-    None where transformers' modules run the model.
-    """
+def _fast_forward(model: transformers.PreTrainedModel, plan: LoadPlan) -> Forward | Backend:
+    """A fast forward for the model's device; where none is faster than modules, why not."""
+    modules = Backend("transformers' modules", plan.why_not)
     if getattr(model, "hf_device_map", None):
-        return None, {"placement": "several devices, one after another"}
+        return replace(modules, why_not={"placement": "several devices, one after another"})
     if model.device.type != "cpu":
         fuse_norms(model)
         reason = runner.unsupported_reason(model) if plan.spec.cuda_graphs else "switched off"
         if not CudaGraphs.run_on(model.device):
             reason = f"{model.device.type} has none"
         if reason is None:
-            return runner.GraphRunner(model, CudaGraphs(model.device)), {}
-        return None, {"cuda_graphs": f"not used: {reason}"}
-    note = {} if plan.reason is None else {"native_kernels": f"not used: {plan.reason}"}
-    if plan.bits is None or plan.kernels is None:
+            return runner.GraphRunner(model, CudaGraphs(model.device))
+        return replace(modules, why_not={runner.GRAPHS: f"not used: {reason}"})
+    own = plan.precision
+    if own.bits is None or plan.kernels is None:
         if not can_pack(model.dtype):
-            return None, note
+            return modules
         pack(model)
-        return ModulesForward(model, weights="packed"), note
+        return ModulesForward(model, weights="packed", why_not=plan.why_not)
     if not any(isinstance(module, Packed) for module in model.modules()):
-        pack_native(model, plan.kernels, plan.bits)
-    make_forward = ModulesForward if plan.reason else native.NativeForward
-    return make_forward(model, weights=plan.dtype_name or ""), note
+        pack_native(model, plan.kernels, own.bits)
+    weights = own.name if own.is_quantized else ""
+    if plan.no_kernels is not None:
+        return ModulesForward(model, weights=weights, why_not=plan.why_not)
+    return native.NativeForward(model, weights=weights)

@@ -17,6 +17,7 @@ from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, find_compiler
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import extract_config
+from engine.model.backend import Precision
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.packed import num_weights
 from engine.model.placement import (
@@ -53,11 +54,9 @@ class LoadPlan:
         file: the GGUF file with the weights, if they are in one.
         source: where config and tokenizer are: beside the weights, or extracted from `file`.
         empty: the model on the `meta` device.
-        dtype: of everything but quantized matrices.
-        bits: minimum bits per weight of the matrices that the kernels pack, 16 = bfloat16; None =
-            the kernels pack none.
         kernels: as `FindKernels` returns them.
-        reason: why the kernels do not run the forward; None where they do, and on other devices.
+        no_kernels: why the kernels do not run the forward; None where they do, and elsewhere than
+            on the processor.
     """
 
     spec: TargetSpec
@@ -67,43 +66,44 @@ class LoadPlan:
     source: Weights
     config: Any
     empty: transformers.PreTrainedModel
-    dtype: torch.dtype
-    bits: int | None
+    precision: Precision
     kernels: CDLL | None
-    reason: str | None
+    no_kernels: str | None
 
     @property
-    def dtype_name(self) -> str | None:
-        """`q8` or `q4`; None for floats."""
-        return f"q{self.bits}" if self.bits is not None and self.bits < 16 else None
+    def why_not(self) -> dict[str, str]:
+        """As in `Backend`."""
+        no_kernels = self.no_kernels
+        return {} if no_kernels is None else {"native_kernels": f"not used: {no_kernels}"}
 
     @property
-    def stored_dtype(self) -> str:
-        """The dtype of its matrices in memory; experts are loaded as floats."""
+    def stored(self) -> Precision:
+        """Of its matrices in memory; experts are loaded as floats."""
         has_experts = self.file and self.file.metadata.get(f"{self.file.architecture}.expert_count")
-        quantized = None if has_experts else self.dtype_name
-        return quantized or str(self.dtype).removeprefix("torch.")
+        own = self.precision
+        return Precision(own.dtype) if has_experts and own.is_quantized else own
 
     @property
     def num_bytes(self) -> int:
         """Memory that the weights need."""
         count = num_weights(self.empty)
-        if self.bits is None or self.stored_dtype != self.dtype_name:
-            return count * self.dtype.itemsize
+        bits, is_quantized = self.stored.bits, self.stored.is_quantized
+        if bits is None or not is_quantized:
+            return count * self.precision.dtype.itemsize
         if self.file is not None and self.file.bits is not None:
             return self.file.num_bytes
-        return count * (self.bits + 1) // 8
+        return count * (bits + 1) // 8
 
     def destination(self) -> torch.device | Placement:
         """Where the model goes. Raises OutOfMemoryError: it does not fit there."""
         if is_placement(self.device):
-            return place_layers(self.empty, self.device, self.dtype, all_free_bytes())
+            return place_layers(self.empty, self.device, self.precision.dtype, all_free_bytes())
         where = pick_device(self.device)
         free = free_bytes(where)
         if self.num_bytes > free:
             raise OutOfMemoryError(
                 f"{self.spec.name} needs about {self.num_bytes / 2**30:.1f} GiB for its weights in "
-                f"{self.stored_dtype}, but {where} has {free / 2**30:.1f} GiB free. Choose a "
+                f"{self.stored.name}, but {where} has {free / 2**30:.1f} GiB free. Choose a "
                 "smaller model, a smaller dtype or another device."
             )
         return where
@@ -130,7 +130,7 @@ def plan_loading(
     """
     disable_telemetry()
     where = pick_device(first_device(device))
-    torch_dtype, reason = pick_dtype(dtype, where), None
+    torch_dtype, no_kernels = pick_dtype(dtype, where), None
     report(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, report)
     with translate_errors(spec):
@@ -144,15 +144,14 @@ def plan_loading(
         empty = empty_model(config, stored_bytes, spec.name, dtype=torch_dtype)
     if where.type == "cpu" and not is_placement(device):
         has_compiler = bits is not None or find_compiler() is not None
-        reason = native.unsupported_reason(empty) if has_compiler else NO_COMPILER
-        if reason is None and bits is None:
+        no_kernels = native.unsupported_reason(empty) if has_compiler else NO_COMPILER
+        if no_kernels is None and bits is None:
             try:
                 bits, kernels = 16, find_kernels(None)
             except NoKernels as error:
-                bits, reason = None, str(error)
-    return LoadPlan(
-        spec, device, weights, file, source, config, empty, torch_dtype, bits, kernels, reason
-    )
+                bits, no_kernels = None, str(error)
+    own = Precision(torch_dtype, bits)
+    return LoadPlan(spec, device, weights, file, source, config, empty, own, kernels, no_kernels)
 
 
 def open_weights(weights: Weights) -> tuple[GGUFFile | None, int | None]:

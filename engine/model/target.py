@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import token_texts
+from engine.model.backend import Backend, Precision
 from engine.model.cache import RecurrentStates, TreeCache
 from engine.model.forward import COUNT_ROWS, Forward, ModulesForward, Rows, block_causal
 from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
@@ -58,12 +59,12 @@ class Target:
         name: str,
         provenance: dict[str, Any] | None = None,
         forward: Forward | None = None,
-        dtype_name: str | None = None,
+        bits: int | None = None,
     ) -> None:
         """Wrap a model; `forward` runs it, transformers' modules if None.
 
         Args:
-            dtype_name: the name shown for its dtype, where it is not torch's.
+            bits: as in `Precision`.
         """
         self.name = name
         self.model = model.eval()
@@ -71,7 +72,7 @@ class Target:
         self.device = torch.device(model.device)
         self.tokenizer = tokenizer
         self.provenance = provenance or {}
-        self._dtype_name = dtype_name
+        self.precision = Precision(model.dtype, bits)
         self.config = config = model.config.get_text_config()
         self.num_layers, self.layer_width = int(config.num_hidden_layers), int(config.hidden_size)
         self.hidden_size = int(getattr(config, "word_embed_proj_dim", None) or self.layer_width)
@@ -105,12 +106,7 @@ class Target:
     @property
     def dtype_name(self) -> str:
         """As in the settings; `q8` and `q4` compute in bfloat16 outside matrix products."""
-        return self._dtype_name or str(self.dtype).removeprefix("torch.")
-
-    @property
-    def companion_dtype(self) -> str:
-        """The dtype of a model that drafts for this one: quantized where this one is."""
-        return "q8" if self._dtype_name else self.dtype_name
+        return self.precision.name
 
     @property
     def device_name(self) -> str:
@@ -321,12 +317,16 @@ class Target:
 
         Otherwise a row's rounding depends on the other rows, and near-ties may flip.
         """
-        return self._forward.row_invariant or self.dtype == torch.float32
+        return self.backend.row_invariant or self.dtype == torch.float32
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on its figures."""
-        return notes_of(self.provenance)
+        return notes_of({**self.provenance, **self.backend.environment()})
+
+    @property
+    def backend(self) -> Backend:
+        return self._forward.backend
 
     def environment(self) -> dict[str, Any]:
         """What a run stores so that it can be repeated: weights and device."""
@@ -337,7 +337,7 @@ class Target:
             "device_name": self.device_name,
             "threads": torch.get_num_threads(),
             "exact": self.is_exact,
-            **self._forward.environment(),
+            **self.backend.environment(),
             **self.provenance,
         }
 

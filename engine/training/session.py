@@ -130,7 +130,7 @@ def build_context(target: Target, cache_dir: Path) -> Iterator[BuildContext]:
     with ExitStack() as stack:
 
         def load(spec: TargetSpec) -> Target:
-            companion = load_target(spec, dtype=target.companion_dtype, **where)
+            companion = load_target(spec, dtype=target.precision.companion, **where)
             return stack.enter_context(closing(companion))
 
         yield BuildContext(target, TargetSpec.of_path_or_hub, load)

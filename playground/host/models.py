@@ -142,7 +142,7 @@ class Models:
         Drafters share it; `release` frees it when none uses it.
         """
         assert self.loaded is not None
-        dtype, device = dtype or self.loaded.companion_dtype, device or str(self.loaded.device)
+        dtype, device = dtype or self.loaded.precision.companion, device or str(self.loaded.device)
         key = (spec.name, dtype, device, *(_stamp(spec.path) if spec.path else ()))
         self._used.add(key)
         if key not in self._companions:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, KVSlots, Layer
 from engine.kernels.cpu.operators import FORMATS, MULTIPLE, Matrix, NativeEmbedding, NativeLinear
+from engine.model.backend import Backend
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch, Rows
 from engine.model.kv import KVBuffers
@@ -76,7 +77,6 @@ class NativeForward(Forward):
     """Runs a supported model in one call per forward."""
 
     kernels: ctypes.CDLL
-    row_invariant = True
 
     def __init__(self, model: transformers.PreTrainedModel, *, weights: str = "") -> None:
         """Run a model whose matrices are packed.
@@ -88,7 +88,8 @@ class NativeForward(Forward):
         self.kernels = self._lm_head.matrix.kernels
         self._decoder: Decoder | None = Decoder(self.kernels, decoder_weights(model))
         self._restricted: tuple[Tensor, Decoder] | None = None
-        self.name = f"native, {weights}" if weights else "native"
+        name = f"native, {weights}" if weights else "native"
+        self.backend = Backend(name, row_invariant=True)
 
     # ---- forwards
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import transformers
 from torch import Tensor
 
 from engine.kernels.cuda.graphs import CaptureError, CudaGraphs, Graph
+from engine.model.backend import Backend
 from engine.model.cache import TreeCache
 from engine.model.clock import clock_stopped
 from engine.model.forward import Forward, MaskBuilder, ModulesForward, Rows
@@ -26,6 +27,8 @@ from engine.model.recurrent import recurrent_layers
 from engine.proposal import Needs, TargetOutput
 
 LOG = logging.getLogger(__name__)
+GRAPHS = "cuda_graphs"
+"""Their key in the run log."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of a graph; larger forwards are prompts, or compute-bound anyway."""
 MAX_PREFILL_ROWS = 8
@@ -103,20 +106,16 @@ class GraphRunner(Forward):
 
     Graphs write keys and values to fixed addresses, so their buffers outlive a generation: they are
     lent to one cache after another, and zeroed when the next one begins.
-
-    Attributes:
-        verdict: whether graphs are faster here, for people.
     """
-
-    verdict = "used"
 
     def __init__(self, model: transformers.PreTrainedModel, capturer: CudaGraphs) -> None:
         self._modules = ModulesForward(model)
-        self.name = f"{self._modules.name}, {capturer.name}"
+        name = f"{self._modules.backend.name}, {capturer.name}"
+        self.backend = Backend(name, {GRAPHS: "used"})
         self._dtype = model.dtype
         self._device = torch.device(model.device)
         self._capturer = capturer
-        self._fault: str | None = None
+        self._has_failed = False
         config = model.config.get_text_config()
         heads = int(getattr(config, "num_attention_heads", 1))
         self._groups = heads // int(getattr(config, "num_key_value_heads", None) or heads)
@@ -134,17 +133,13 @@ class GraphRunner(Forward):
         """The captured buckets, the least recently used first."""
         return tuple(self._graphs)
 
-    def environment(self) -> dict[str, Any]:
-        used = self.verdict if self._fault is None else f"given up: {self._fault}"
-        return {**super().environment(), "cuda_graphs": used}
-
     # ---- forwards
 
     @torch.inference_mode()
     def new_cache(self, rows: int) -> TreeCache | None:
         """An empty cache on the graphs' buffers; None while another one is in use."""
         lent = None if self._lent is None else self._lent()
-        if self._fault is not None or (lent is not None and lent.kv is self._kv):
+        if self._has_failed or (lent is not None and lent.kv is self._kv):
             return None
         capacity = context_bucket(rows)
         if capacity > self._kv.capacity:
@@ -160,7 +155,7 @@ class GraphRunner(Forward):
     ) -> TargetOutput:
         n, output = len(rows.tokens), None
         # The first forward allocates the buffers.
-        if cache.kv is self._kv and cache.kv.tensors and self._fault is None:
+        if cache.kv is self._kv and cache.kv.tensors and not self._has_failed:
             bucket = self._bucket(n, cache, needs, prefill=last_only)
             if bucket is not None:
                 if bucket.rows not in self._inputs:
@@ -236,7 +231,8 @@ class GraphRunner(Forward):
         return mask.repeat(groups, 1)[None, None]
 
     def _disable(self, fault: str) -> None:
-        self._fault, self.name = fault, self._modules.name
+        self._has_failed = True
+        self.backend = Backend(self._modules.backend.name, {GRAPHS: f"given up: {fault}"})
         self._release()
         LOG.warning("Verifying without %s from here on: %s", self._capturer.name, fault)
 

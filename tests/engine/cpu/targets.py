@@ -133,7 +133,7 @@ def native(model: Any, kernels: ctypes.CDLL, bits: int = 16) -> Target:
     assert unsupported_reason(model) is None
     pack_native(model, kernels, bits)
     forward = NativeForward(model, weights="" if bits == 16 else f"q{bits}")
-    assert forward.name == ("native" if bits == 16 else f"native, q{bits}")
+    assert forward.backend.name == ("native" if bits == 16 else f"native, q{bits}")
     return Target(model, tiny_tokenizer(), name="native", forward=forward)
 
 

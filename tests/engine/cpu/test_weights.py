@@ -81,7 +81,7 @@ def test_a_gguf_file_is_multiplied_in_its_own_codes_by_default(
     path = write_gguf(tmp_path / "tiny.gguf", kind)
     exact, ours = load_tiny(path), load_tiny(path, "auto")
     assert ours.dtype_name == ours.environment()["dtype"] == dtype
-    assert (ours.dtype, ours.companion_dtype) == (torch.bfloat16, "q8")
+    assert (ours.dtype, ours.precision.companion) == (torch.bfloat16, "q8")
     assert ours.environment()["forward"] == f"transformers' modules, {dtype}"
     found, logits = prompt_logits(ours).float(), prompt_logits(exact)
     # In bfloat16 alone it is 0.2: sums of a model this small are rounded like anything else.
