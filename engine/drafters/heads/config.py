@@ -176,18 +176,11 @@ class HeadConfig(Settings):
         return own
 
     def check_read(self, *also: str) -> None:
-        """DrafterError for settings, other than `also`, that were never read.
-
-        Those at their defaults do not count.
-        """
-        fields = type(self).model_fields
-        unread = {key: self._values[key] for key in self._values.keys() - self._read}
-        changed = {
-            key: value
-            for key, value in unread.items()
-            if key not in fields or value != fields[key].default
-        }
-        check_unread(changed, self._location, *also)
+        """DrafterError for settings, other than `also` and defaults, that were never read."""
+        values, fields = self._values, type(self).model_fields
+        defaults = {key for key in values.keys() & fields if values[key] == fields[key].default}
+        unread = {key: values[key] for key in values.keys() - self._read - defaults}
+        check_unread(unread, self._location, *also)
 
 
 def flat_config(config: Mapping[str, Any], location: str) -> dict[str, Any]:
