@@ -133,6 +133,7 @@ class NativeForward(Forward):
 
     def ragged_batch(self, capacity: int) -> RaggedBatch:
         kv = KVBuffers(len(self.decoder.weights.layers), capacity)
+        self.decoder.buffer(kv)  # here: made in inference mode, only that could change it
         return RaggedBatch("compiled kernels, all rows in one call", kv, self._read_texts)
 
     def _read_texts(
