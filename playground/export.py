@@ -24,7 +24,7 @@ from playground.deploy import ENGINES, export_method, find_engine
 from playground.deploy.files import Export, yaml_block
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.speedup import newest_speedups
-from playground.host.stream import stored_run
+from playground.runs.reading import stored_run
 from storage import PLAIN, RunLog, RunQuery, RunSummary
 
 LOAD_GGUF = ("llamacpp", "ollama")

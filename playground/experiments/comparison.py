@@ -24,13 +24,13 @@ from playground.host.recording import Prompt
 from playground.host.runner import EngineHost
 from playground.host.stream import (
     TICK_S,
-    History,
     RunStream,
     StreamMessage,
     follow,
     initial_message,
     run_meta,
 )
+from playground.runs.reading import History
 from storage import RunLog, RunQuery
 
 RunKey = tuple[str, int, str]

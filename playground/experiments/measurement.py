@@ -35,9 +35,8 @@ from playground.experiments.plan import (
     Request,
 )
 from playground.experiments.report.verdict import audit_divergences
-from playground.host.live import LiveRun
+from playground.host.live import REASON_WORDS, LiveRun
 from playground.host.recording import Prompt, decode_and_record
-from playground.host.stream import REASON_WORDS
 from storage import RunDetail, RunLog
 
 WARM_UP_PROMPT = "Write the numbers from one to twenty as words, and then backwards."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from engine.metrics import Metrics
-from storage import Status, StepRow
+from storage import RunLog, Status, StepRow
 
 if TYPE_CHECKING:  # it decodes, and the log is listed without torch
     from playground.host.plain import PlainStep
@@ -22,6 +22,15 @@ if TYPE_CHECKING:  # it decodes, and the log is listed without torch
 State = Literal["queued", "loading", "prefill", "running"] | Status
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
+PARENT = "parent"
+"""Label of a run in the log: the run of the previous turn of its chat."""
+REASON_WORDS = {
+    "eos": "done · end of text",
+    "stop": "done · stop string or token",
+    "length": "done · length limit",
+    "context": "done · context full",
+    "cancelled": "stopped",
+}
 API_OWNER = "api/"
 """How the owner of an API request's run begins; each request is an owner of its own."""
 MAX_RUNS = 64
@@ -189,6 +198,13 @@ class LiveRun:
         return [self.first.text] * (start == 0) + ["".join(row.committed_texts) for row in rows]
 
 
+def pieces(log: RunLog, run_id: str) -> list[str]:
+    """A stored run's text, one piece per token; empty if there is no such run."""
+    run = log.get(run_id)
+    first = [] if run is None else [run.first_text]
+    return first + [piece for row in log.steps(run_id) for piece in row.committed_texts]
+
+
 class LiveRuns:
     """The runs in memory: all unfinished ones, and others up to `MAX_RUNS`.
 
@@ -217,6 +233,11 @@ class LiveRuns:
             if run is not None:
                 self._runs.move_to_end(run.id)
             return run
+
+    def logged_id(self, run_id: str | None) -> str | None:
+        """The id in the log of a run; one in memory may have none yet."""
+        run = self.get(run_id) if run_id else None
+        return run.log_id if run else run_id
 
     def owned_by(self, owner: str) -> list[LiveRun]:
         """The owner's runs that are not over."""

@@ -27,14 +27,22 @@ from engine.steps import Prefill, Record, Step
 from engine.tuning import StoppedError
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
-from playground.host.live import LiveRun, LiveRuns, Message, State
+from playground.host.live import (
+    PARENT,
+    REASON_WORDS,
+    LiveRun,
+    LiveRuns,
+    Message,
+    State,
+    pieces,
+)
 from playground.host.menu import MethodMenu
 from playground.host.methods import run_badge
 from playground.host.models import Models
 from playground.host.plain import BaselineTimer, Timing
 from playground.host.recording import Prompt, decode_and_record, log_failed_start
 from playground.host.request import GenerateRequest
-from playground.host.stream import PARENT, REASON_WORDS, find_run, parent_id, pieces, run_meta
+from playground.host.stream import run_meta
 from storage import PLAIN, BusyError, RunLog
 
 MAX_WAITING = 32
@@ -323,7 +331,7 @@ class EngineHost:
             run.progress = num_tokens / whole
             run.activity = f"reading the prompt: {num_tokens:,} of {whole:,} tokens"
 
-        parent = parent_id(self.runs, run)
+        parent = self.runs.logged_id(run.meta["parent"])
         decode_and_record(
             self.log,
             target,
@@ -345,35 +353,50 @@ class EngineHost:
     def _conversation(self, request: GenerateRequest) -> _Conversation:
         """The conversation that the run continues."""
         if request.repeats:
-            past = find_run(self.runs, self.log, request.repeats)
+            past = self._past(request.repeats)
             if past is None:
                 raise PromptError("That run is no longer in the log. Write the prompt again.")
-            stored = self.log.get(past.log_id or "")
+            stored = self.log.get(self.runs.logged_id(request.repeats) or "")
             if stored is not None and not (stored.messages or stored.prompt_text):
                 raise PromptError(
                     "This run's prompt was given as token ids. Repeat it with "
                     "`specdec generate --prompt-ids …`; the ids are in its export."
                 )
-            return _Conversation(past.messages, past.meta["prompt"], past.meta["parent"])
+            return past
         if request.messages:
             return _Conversation(list(request.messages), request.messages[-1]["content"])
         if request.mode == "raw":
             return _Conversation([], request.prompt)
-        past = find_run(self.runs, self.log, request.parent) if request.parent else None
+        past = self._past(request.parent) if request.parent else None
         turns: list[Message] = []
         if past is not None and past.messages:
-            finish = past.finish  # None while it is being written
-            so_far = finish.text if finish else "".join(pieces(self.log, past.log_id or ""))
-            turns = [*past.messages, {"role": "assistant", "content": so_far}]
+            turns = [*past.messages, {"role": "assistant", "content": past.answer}]
         elif request.system.strip():
             turns = [{"role": "system", "content": request.system}]
         messages = [*turns, {"role": "user", "content": request.prompt}]
         return _Conversation(messages, request.prompt, request.parent)
 
+    def _past(self, run_id: str) -> _Conversation | None:
+        """The conversation of a run in memory or in the log; None if there is no such run."""
+        live = self.runs.get(run_id)
+        if live is not None and live.meta:
+            written = (
+                live.finish.text if live.finish else "".join(pieces(self.log, live.log_id or ""))
+            )
+            return _Conversation(live.messages, live.meta["prompt"], live.meta["parent"], written)
+        stored = self.log.get(run_id)
+        if stored is None:
+            return None
+        messages = [dict(message) for message in stored.messages]
+        parent = stored.labels.get(PARENT)
+        return _Conversation(messages, stored.prompt_text, parent, stored.text)
+
 
 class _Conversation(NamedTuple):
-    """Messages up to the prompt (none for a raw completion), the prompt, the previous run."""
+    """Messages up to the prompt (none for a raw completion), the prompt, the previous run, and the
+    answer so far."""
 
     messages: list[Message]
     prompt: str
     parent: str | None = None
+    answer: str = ""

@@ -15,7 +15,8 @@ from engine.drafters.texts import Text
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, no_progress
 from engine.tuning.ranks import RankTable, measure_ranks
-from playground.host.stream import pieces, stored_run
+from playground.host.live import pieces
+from playground.runs.reading import stored_run
 from playground.trees.methods import DYNAMIC_FIELDS
 from storage import Artifact, RunLog, RunSummary
 

@@ -37,7 +37,7 @@ from playground.experiments.service import Experiments
 from playground.host.controls import FormValues, Group, spec_of
 from playground.host.request import DTYPES, read_run_id, texts
 from playground.host.runner import EngineHost
-from playground.host.stream import History
+from playground.runs.reading import History
 from playground.trees.batches import BatchReport, batch_report, measure_for
 from playground.web.address import link_params
 from playground.web.components import (

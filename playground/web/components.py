@@ -23,7 +23,7 @@ from engine.config import Settings
 from engine.figures import FIGURES
 from playground.errors import Fault, attempt
 from playground.host.live import RunId
-from playground.host.stream import History
+from playground.runs.reading import History
 
 STATIC = Path(__file__).parent / "static"
 Index = Annotated[int, Field(ge=0, le=10_000_000)]

@@ -19,7 +19,8 @@ from playground.host.live import API_OWNER
 from playground.host.request import DTYPES, read_request, read_run_id
 from playground.host.result import as_set_sentence
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, follow, refusal
+from playground.host.stream import RunStream, follow, refusal
+from playground.runs.reading import History
 from playground.web.address import address_js, link_params
 from playground.web.components import static_text, token_panels
 from playground.web.forms import (

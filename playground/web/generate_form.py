@@ -27,8 +27,8 @@ from playground.host.request import (
     read_run_id,
 )
 from playground.host.runner import EngineHost
-from playground.host.stream import stored_run
 from playground.runs.details import request_of
+from playground.runs.reading import stored_run
 from playground.web.address import link_params
 from playground.web.fields import without_links
 from playground.web.forms import QUEUED, RAW, Updates, skip_on_fault

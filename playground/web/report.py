@@ -12,8 +12,8 @@ from playground.experiments.report.report import Results, Section
 from playground.experiments.report.verdict import CAUSES, Divergence
 from playground.experiments.statistics import LATENCY_COLUMNS
 from playground.export import ExportSource, Resolve, engines_of
+from playground.host.live import pieces
 from playground.host.methods import stored_badge
-from playground.host.stream import pieces
 from playground.web.results import HTML, table_html, term
 from storage import RunLog
 

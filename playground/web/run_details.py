@@ -11,8 +11,9 @@ from playground.errors import Fault, attempt, attempt_aside
 from playground.host.live import LiveRun
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, follow, refusal, stored_run
+from playground.host.stream import RunStream, follow, refusal
 from playground.runs.details import Annotation, facts, request_again, split_tags
+from playground.runs.reading import History, stored_run
 from playground.web.components import token_panels
 from playground.web.forms import Updates, on_fault
 from playground.web.memory import owner_of

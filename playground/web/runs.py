@@ -14,12 +14,12 @@ from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.host.request import texts
 from playground.host.runner import EngineHost
-from playground.host.stream import History
 from playground.runs.columns import COLUMNS, SPREAD, formula, spread_text
 from playground.runs.compare import FIGURES as COMPARED
 from playground.runs.compare import ComparedRuns, Configuration, compare_runs
 from playground.runs.details import Selection, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
+from playground.runs.reading import History
 from playground.runs.table import RunTable
 from playground.web.address import link_params
 from playground.web.components import module_component

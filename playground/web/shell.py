@@ -11,7 +11,7 @@ import gradio as gr
 
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
-from playground.host.stream import History
+from playground.runs.reading import History
 from playground.training.service import Trainings
 from playground.web.access import LOG_FAILED
 from playground.web.benchmark import BenchmarkPage

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from playground.host.stream import pieces
+from playground.host.live import pieces
 from storage import RunLog
 from tests.browser.comparing import COMPARE_MS, RESULTS, TABLE, ComparePage
 from tests.browser.pages import GeneratePage, saved

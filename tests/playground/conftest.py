@@ -10,7 +10,7 @@ import pytest
 
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.host.stream import History
+from playground.runs.reading import History
 from storage import RunLog
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama, tiny_catalog

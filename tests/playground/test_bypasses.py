@@ -11,7 +11,7 @@ from engine.steps import BYPASSES
 from playground.api.answer import speculative_decoding
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
-from playground.host.stream import History
+from playground.runs.reading import History
 from playground.runs.transfer import export_runs
 from presets import MethodPreset
 from storage import RunLog

@@ -21,10 +21,11 @@ from playground.experiments.report.page import page_html
 from playground.experiments.report.report import Results, make_report
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream
+from playground.host.stream import RunStream
 from playground.runs.compare import compare_runs
 from playground.runs.details import facts
 from playground.runs.query import TableQuery
+from playground.runs.reading import History
 from playground.runs.table import RunTable
 from playground.runs.transfer import Kind, export_runs
 from playground.web.report import summary_html

@@ -19,7 +19,8 @@ from playground.host.plain import BaselineTimer, PlainStep, Timing, stored_plain
 from playground.host.request import read_request
 from playground.host.result import compare_with_plain, result_of, too_short, warning_of
 from playground.host.runner import EngineHost
-from playground.host.stream import History, run_meta
+from playground.host.stream import run_meta
+from playground.runs.reading import History
 from storage import RunLog
 from tests.playground.asks import ask, finished, start, until
 

@@ -15,11 +15,11 @@ from engine.config import Settings
 from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.figures import FIGURES, FORMULAS
-from playground.host.stream import stored_run
 from playground.runs import columns
 from playground.runs.compare import compare_runs
 from playground.runs.details import Annotation, Selection, facts, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
+from playground.runs.reading import stored_run
 from playground.runs.table import RunTable
 from playground.web import run_files
 from playground.web.run_files import RunFiles

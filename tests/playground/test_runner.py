@@ -16,8 +16,8 @@ from playground.host.live import LiveRun, LiveRuns
 from playground.host.recording import decode_and_record
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
-from playground.host.stream import History
 from playground.runs.details import request_again
+from playground.runs.reading import History
 from tests.playground.asks import ask, busy, finished, start, stored, until
 from tests.playground.tiny import held_drafts
 

@@ -15,7 +15,8 @@ from playground.host import live
 from playground.host.live import FirstToken, LiveRun, LiveRuns, RecentSteps
 from playground.host.methods import NEAR_TIES
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, follow, status_of
+from playground.host.stream import RunStream, follow, status_of
+from playground.runs.reading import History
 from storage import NewRun, StepRow
 from tests.playground.asks import finished, start
 from tests.playground.tiny import held_drafts

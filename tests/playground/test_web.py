@@ -16,7 +16,7 @@ from engine.model.sources import TargetSpec
 from playground.experiments.service import Experiments
 from playground.host.controls import Group, spec_of, state_of
 from playground.host.runner import EngineHost
-from playground.host.stream import History
+from playground.runs.reading import History
 from playground.web.address import link_params, tab_of
 from playground.web.fields import Fields
 from playground.web.forms import SettingsForm

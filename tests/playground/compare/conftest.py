@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from playground.host.runner import EngineHost
-from playground.host.stream import History
+from playground.runs.reading import History
 from storage import RunLog
 from tests.playground.compare.corrupted import with_corrupted
 from tests.playground.tiny import ScriptedDrafter, tiny_catalog

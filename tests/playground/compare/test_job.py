@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from playground.experiments.comparison import Comparison, Race
 from playground.experiments.plan import BASELINE_NAME
 from playground.experiments.report.report import Results, make_report
+from playground.host.live import pieces
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
-from playground.host.stream import pieces
 from playground.web.report import cards_html, summary_html
 from storage import RunDetail, RunLog, RunQuery
 from storage.records import OutOfReachError

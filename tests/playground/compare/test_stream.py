@@ -14,7 +14,7 @@ from playground.experiments.forms import from_comparison
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
-from playground.host.stream import History
+from playground.runs.reading import History
 from storage import RunLog
 from tests.playground.asks import busy, until
 from tests.playground.compare.corrupted import begun, ended, experiments_of, stored_race

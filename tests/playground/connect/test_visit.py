@@ -21,9 +21,9 @@ from playground.connect.replay import Load, read_concurrencies
 from playground.connect.session import Address, measure
 from playground.experiments.plan import Item
 from playground.host.live import LiveRuns
-from playground.host.stream import History
 from playground.runs.details import facts
 from playground.runs.query import FLAT, TableQuery
+from playground.runs.reading import History
 from playground.runs.table import RunTable
 from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
 from tests.commands import invoke
