@@ -94,7 +94,7 @@ def _compare(host: EngineHost, request: GenerateRequest, options: argparse.Names
 def _streamed(host: EngineHost, request: GenerateRequest, panels: int) -> float:
     """tok/s of a run that so many panels follow."""
     run = host.generate(request, owner="benchmark")
-    watchers = [threading.Thread(target=_watch, args=(run, host)) for _ in range(panels)]
+    watchers = [threading.Thread(target=_watch, args=(run,)) for _ in range(panels)]
     for watcher in watchers:
         watcher.start()
     for watcher in watchers:
@@ -105,11 +105,11 @@ def _streamed(host: EngineHost, request: GenerateRequest, panels: int) -> float:
     return run.metrics.tok_s
 
 
-def _watch(run: LiveRun, host: EngineHost) -> None:
+def _watch(run: LiveRun) -> None:
     """What a browser tab costs the server: every message of the stream, as JSON text."""
 
     async def read() -> None:
-        async for message in follow(RunStream([run], host.ahead_of)):
+        async for message in follow(RunStream([run])):
             json.dumps(message)
 
     asyncio.run(read())

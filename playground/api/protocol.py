@@ -25,7 +25,8 @@ from playground.api.answer import RunFailedError
 from playground.api.fields import NeutralValues, is_neutral
 from playground.api.models import UnknownModelError
 from playground.host.request import MAX_PROMPT_CHARS
-from playground.host.runner import ClosingError, EngineHost, QueueFullError, StuckError
+from playground.host.runner import EngineHost, QueueFullError, StuckError
+from playground.host.task import ClosingError
 from storage import BusyError, StorageError
 
 logger = logging.getLogger(__name__)

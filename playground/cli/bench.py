@@ -29,14 +29,14 @@ from playground.cli.tables import tables
 from playground.cli.terminal import Terminal, plain, print_wide, progress_bar
 from playground.experiments.cluster import PoolConfig, Workers, workers
 from playground.experiments.experiment import Experiment
-from playground.experiments.job import Progress, time_left
-from playground.experiments.measurement import Summary
+from playground.experiments.measurement import Progress, Summary
 from playground.experiments.plan import Configuration, ExperimentPlan
 from playground.experiments.prompts import choose_items, find_suite
 from playground.experiments.report.export import FILES, genai_perf_files, json_text, speedup_csv
 from playground.experiments.report.report import read_results, stored_experiment
 from playground.experiments.worker import WorkerConfig
 from playground.host.methods import choose_method
+from playground.host.task import time_left
 from storage import RunLog
 
 MAX_SKIPPED = 10

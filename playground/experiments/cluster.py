@@ -23,8 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
-from playground.experiments.job import Progress
-from playground.experiments.measurement import Summary, check_same_target
+from playground.experiments.measurement import Progress, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.worker import About, Worker, WorkerConfig, program
 

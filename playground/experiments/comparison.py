@@ -171,7 +171,7 @@ async def stream(job: Comparison, history: History) -> AsyncIterator[StreamMessa
             over, (number, runs) = job.over.is_set(), job.round
             if number > shown:
                 shown = number
-                async for message in follow(RunStream(runs, lambda run: 0)):
+                async for message in follow(RunStream(runs)):
                     yield {**message, **_texts(job)}
                 continue
             if over:
@@ -214,9 +214,8 @@ def fault_message(sentence: str, shown: object = None) -> StreamMessage:
 def _texts(job: Comparison, *, final: bool = False) -> dict[str, str]:
     state = {
         **_state(job.id, job.state, final=final),
-        "text": job.message,
-        "progress": None if job.over.is_set() else (job.progress and job.progress.share) or None,
-        "error": job.error,
+        **job.status,
+        "progress": job.share or None,
     }
     return {"compare": json.dumps(state), "report": job.report}
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from typing import Any, Literal
 
 from engine.drafters.base import BuildContext
-from engine.errors import ConfigError, PlaygroundError
+from engine.errors import ConfigError, PlaygroundError, TargetError
 from playground.errors import attempt
 from playground.experiments.chooser import Chooser
 from playground.experiments.cluster import Workers
 from playground.experiments.finished import finished_requests, runs_of
-from playground.experiments.job import Job, Progress, submit
-from playground.experiments.measurement import Measurement, OnRound, Summary, check_same_target
+from playground.experiments.measurement import (
+    Measurement,
+    OnRound,
+    Progress,
+    Summary,
+    check_same_target,
+)
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.report import (
     Results,
@@ -29,6 +34,7 @@ from playground.experiments.report.report import (
     read_results,
 )
 from playground.host.runner import EngineHost
+from playground.host.task import Task
 from storage import RunLog, StorageError, new_id
 
 MAX_NAME = 80
@@ -37,7 +43,7 @@ SHARDS_PER_WORKER = 2
 """One would need fewer warm-ups; more shorten the wait for the slowest worker."""
 
 
-class Experiment(Job):
+class Experiment(Task):
     """One experiment, from the queue to its end; its runs carry its id.
 
     Attributes:
@@ -47,12 +53,15 @@ class Experiment(Job):
         results: the newest report, and its version, which differs from the last one's.
         on_round: as of `Measurement`.
         interrupted: ends the experiment as `cancel` does.
+        workers: name, device and task of each worker of a cluster.
+        worker_rejections: why workers could not be used, a sentence each.
     """
 
     def __init__(
         self, log: RunLog, plan: ExperimentPlan, *, benchmark_id: str | None = None
     ) -> None:
-        super().__init__(benchmark_id or new_id())
+        experiment_id = benchmark_id or new_id()
+        super().__init__(owner=experiment_id, id=experiment_id)
         self.log, self.plan = log, plan
         self.chooser = Chooser(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
@@ -61,6 +70,9 @@ class Experiment(Job):
         self.on_round: OnRound | None = None
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self.interrupted: Callable[[], bool] = lambda: False
+        self.progress: Progress | None = None
+        self.workers: Callable[[], Sequence[tuple[str, str, str]]] = tuple
+        self.worker_rejections: Sequence[str] = ()
         self._reported_s = time.monotonic()
         self._lock = threading.Lock()
 
@@ -100,7 +112,29 @@ class Experiment(Job):
 
     def enqueue(self, host: EngineHost) -> Callable[[], Summary]:
         """Queue it on the engine; returns a function that waits for the summary."""
-        return submit(host, self, self.plan.target, self.plan.dtype, self.measure)
+        return self.turn(host, self.measure)
+
+    def turn(
+        self,
+        host: EngineHost,
+        measure: Callable[[BuildContext], Summary],
+        *,
+        wait_for_room: bool = False,
+    ) -> Callable[[], Summary]:
+        """Queue a measurement on the engine; returns a function that waits for its summary.
+
+        Raises as `EngineHost.turn`; the function also TargetError: `check_target` refuses it.
+        """
+
+        def checked(context: BuildContext) -> Summary:
+            try:
+                self.check_target(context.target.environment())
+            except ConfigError as error:  # no setting of the measurement is at fault
+                raise TargetError(str(error)) from error
+            return measure(context)
+
+        on = self.plan.target, self.plan.dtype
+        return host.turn(self, *on, checked, wait_for_room=wait_for_room).result
 
     def measure_on(self, workers: Workers) -> Summary:
         """Measure it on the workers of a cluster: a shard has every n-th prompt."""
@@ -156,7 +190,7 @@ class Experiment(Job):
     # ---- progress
 
     def update(self, progress: Progress) -> None:
-        super().update(progress)
+        self.progress, self.activity, self.share = progress, progress.message, progress.share
         self.on_progress(progress)
         if progress.last is None:
             return

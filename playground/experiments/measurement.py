@@ -24,7 +24,6 @@ from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
 from playground.experiments.chooser import Chooser
 from playground.experiments.finished import FinishedRequest, finished_requests, plain_pairs
-from playground.experiments.job import Progress
 from playground.experiments.plan import (
     TYPED,
     Configuration,
@@ -37,6 +36,7 @@ from playground.experiments.plan import (
 from playground.experiments.report.verdict import audit_divergences
 from playground.host.live import REASON_WORDS, LiveRun
 from playground.host.recording import Prompt, decode_and_record
+from playground.host.task import State
 from storage import RunDetail, RunLog
 
 WARM_UP_PROMPT = "Write the numbers from one to twenty as words, and then backwards."
@@ -68,6 +68,29 @@ class Skipped:
     prompt: str
     turn: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an experiment is.
+
+    Attributes:
+        num_done: requests (of a sweep: trials) done, failed or left out.
+        eta_s: None until it can be estimated.
+        last: the request that has just finished.
+    """
+
+    num_done: int
+    num_planned: int
+    message: str
+    eta_s: float | None
+    num_failed: int = 0
+    last: FinishedRequest | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the requests that are done."""
+        return self.num_done / max(1, self.num_planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +239,7 @@ class Measurement:
             )
         finally:
             for run in runs.values():
-                if not run.over.is_set():
-                    run.activity = "stopped before it started"
-                    run.end("cancelled")
+                run.end("cancelled", "stopped before it started")
 
     def _unmeasured(self, requests: Sequence[Request]) -> list[Request]:
         """The requests of a round still to be measured; none if one machine has done them all."""
@@ -358,9 +379,10 @@ class Measurement:
         """Show how a streamed run ended."""
         error = self._chooser.faults.get(name)
         reason = (detail and detail.finish_reason) or ""
-        live.activity = "failed" if error else REASON_WORDS.get(reason, "done")
+        words = "failed" if error else REASON_WORDS.get(reason, "done")
         stopped = detail is None or detail.status != "completed"
-        live.end("failed" if error else "cancelled" if stopped else "completed", error=error)
+        state: State = "failed" if error else "cancelled" if stopped else "completed"
+        live.end(state, words, error=error)
 
     # ---- afterwards
 

@@ -6,7 +6,8 @@ import hashlib
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,6 @@ from playground.experiments.cluster import PoolConfig, workers
 from playground.experiments.comparison import Comparison
 from playground.experiments.experiment import Experiment
 from playground.experiments.finished import finished_requests, runs_of
-from playground.experiments.job import Jobs, State, time_left
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, SweepPlan
 from playground.experiments.prompts import read_suite_text
@@ -26,13 +26,14 @@ from playground.experiments.report.report import (
     stored_experiment,
     unknown_experiment,
 )
-from playground.experiments.sweep.report import SweepResults, SweepStore
+from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.worker import WorkerConfig
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
+from playground.host.task import TaskState, TaskThreads, time_left
 from presets import PromptSuite
-from storage import Benchmark, BenchmarkHead
+from storage import BenchmarkHead
 
 MAX_FILES = 16
 MAX_LISTED = 100
@@ -43,69 +44,20 @@ Report = tuple[str, Results]
 """With its version."""
 
 
-STATUS_WORDS = {
-    "running": "running in another process",
-    "completed": "done",
-    "cancelled": "stopped. Resume runs what is missing.",
-    "interrupted": "interrupted: its process ended. Resume runs what is missing.",
-    "failed": "failed. Resume tries again.",
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentState(TaskState):
+    """The state of an experiment, and its report; of a sweep `SweepResults`."""
 
-
-@dataclass(frozen=True, slots=True)
-class ExperimentState:
-    """The current state of an experiment.
-
-    Attributes:
-        job: its job, if this server runs it.
-        version: differs whenever there are new measurements.
-        results: its report; of a sweep `SweepResults`.
-    """
-
-    row: Benchmark
-    job: Experiment | None
-    version: str
     results: Any
-
-    @property
-    def status(self) -> str:
-        return self.row.status
-
-    @property
-    def error(self) -> str:
-        return str(self.row.summary.get("error") or "")
-
-    @property
-    def text(self) -> str:
-        """Its progress and current activity, or how it ended."""
-        now, sweep = self.job and self.job.progress, self.results
-        is_search = self.job is not None and self.job.plan.kind == "fastest"
-        parts = [f"{now.num_done} of {now.num_planned}"] if now and not is_search else []
-        if isinstance(sweep, SweepResults):
-            parts = [f"{sweep.num_done} of {sweep.plan.num_trials} trials"]
-        if now:
-            parts += [time_left(now.eta_s), f"{now.num_failed} failed" if now.num_failed else ""]
-        status = STATUS_WORDS.get(self.status, self.status)
-        return " · ".join(filter(None, [*parts, self.job.message if self.job else status]))
-
-    @property
-    def share(self) -> float | None:
-        """The share that is done, or of a search's time, if it runs here."""
-        if self.job is None:
-            return None
-        now, spent = self.job.progress, self.job.chooser.spent_share
-        return spent if spent is not None else now.share if now else 0.0
-
-    @property
-    def can_resume(self) -> bool:
-        return self.job is None and self.status not in ("running", "completed")
 
 
 class Experiments:
     def __init__(self, host: EngineHost) -> None:
         self.catalog = host.catalog
         self._log, self._host = host.log, host
-        self._jobs = Jobs()
+        self._tasks = TaskThreads[Experiment]()
+        self.job, self.stop = self._tasks.get, self._tasks.stop
+        self.cancel_owner, self.close = self._tasks.cancel_owner, self._tasks.close
         self._lock = threading.Lock()
         self._files: dict[str, PromptSuite] = {}
         self._reports: BoundedCache[Report] = BoundedCache(
@@ -113,10 +65,6 @@ class Experiments:
         )
         self.sweeps = SweepStore(self._log, self.catalog.types)
         host.before_close(self.close)
-
-    def close(self) -> None:
-        """Stop all jobs and wait for them."""
-        self._jobs.close()
 
     @property
     def suites(self) -> dict[str, PromptSuite]:
@@ -175,7 +123,7 @@ class Experiments:
             return Comparison(self._host, plan, benchmark_id=benchmark_id)
         if not isinstance(plan, SweepPlan):
             return Experiment(self._log, plan, benchmark_id=benchmark_id)
-        for job in self._jobs.running():
+        for job in self._tasks.running():
             if isinstance(job, Sweep):
                 name = self.sweeps.stored_sweep(job.id)[0].name
                 raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
@@ -196,36 +144,24 @@ class Experiments:
                 )
             where = url.render_as_string(hide_password=False)
             config = WorkerConfig(plan.target, plan.dtype, where, host.device, host.cache_dir)
-            experiment.waiting, stopped = lambda: "starting the workers", experiment.cancelled
-            with workers(pool, config, cancelled=stopped) as running:
-                experiment.waiting = lambda: "starting"
+            experiment.state, experiment.activity = "running", "starting the workers"
+            with workers(pool, config, cancelled=experiment.cancelled) as running:
+                experiment.activity = "starting"
                 experiment.workers, experiment.worker_rejections = running.rows, running.rejections
                 experiment.check_target(running.environment)
                 return experiment.measure_on(running)
 
-        def register() -> Callable[[], State]:
+        def register() -> Callable[[], None]:
             by = pool and partial(by_workers, pool)
             measure = by or experiment.enqueue(self._host)
             write()
-            return lambda: experiment.run(measure).status
+            return partial(finish, measure)
 
-        self._jobs.start(experiment, register)
+        def finish(measure: Callable[[], Summary]) -> None:
+            if experiment.run(measure).cancelled:
+                raise CancelledError
 
-    def job(self, benchmark_id: str) -> Experiment | None:
-        """The running experiment of this id, if this server runs it."""
-        job = self._jobs.get(benchmark_id)
-        return job if isinstance(job, Experiment) else None
-
-    def stop(self, benchmark_id: str) -> None:
-        """Stop an experiment that runs here; its finished requests are kept."""
-        job = self._jobs.get(benchmark_id)
-        if job is None:
-            raise ConfigError("Another server runs this experiment. Stop it there.")
-        job.cancel()
-
-    def cancel_owner(self, owner: str) -> None:
-        """Stop the experiments of an owner."""
-        self._jobs.cancel_owner(owner)
+        self._tasks.start(experiment, register)
 
     # ---- reading
 
@@ -238,9 +174,28 @@ class Experiments:
         if head is None:
             raise unknown_experiment(benchmark_id)
         live = job.results if job is not None and not sweep else None
+        results: Any
         version, results = live or self._report(head, sweep=sweep)
-        now = {field.name: getattr(head, field.name) for field in fields(BenchmarkHead)}
-        return ExperimentState(replace(results.benchmark, **now), job, version, results)
+        counts, share = [], None
+        if sweep:
+            counts = [f"{results.num_done} of {results.plan.num_trials} trials"]
+        if job is not None:
+            progress, spent = job.progress, job.chooser.spent_share  # of a search's time
+            share = spent if spent is not None else progress.share if progress else 0.0
+            if progress is not None:
+                if not sweep and spent is None:
+                    counts = [f"{progress.num_done} of {progress.num_planned}"]
+                counts.append(time_left(progress.eta_s))
+                counts += [f"{progress.num_failed} failed"] if progress.num_failed else []
+        return ExperimentState(
+            status=head.status,
+            task=job,
+            version=version,
+            counts=counts,
+            share=share,
+            error=str(results.benchmark.summary.get("error") or ""),
+            results=results,
+        )
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""

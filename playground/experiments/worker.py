@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.model.sources import TargetSpec
-from playground.experiments.job import Progress
-from playground.experiments.measurement import Measurement, Summary
+from playground.experiments.measurement import Measurement, Progress, Summary
 from playground.experiments.plan import ExperimentPlan
 from playground.host.environment import environment
 from playground.host.models import Models

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import secrets
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from engine.metrics import Metrics
-from storage import RunLog, Status, StepRow
+from playground.host.task import Task
+from storage import RunLog, StepRow
 
 if TYPE_CHECKING:  # it decodes, and the log is listed without torch
     from playground.host.plain import PlainStep
 
-State = Literal["queued", "loading", "prefill", "running"] | Status
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
 PARENT = "parent"
@@ -116,30 +113,18 @@ def _bytes_of(row: StepRow) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class LiveRun:
-    """One job of the host, from the queue to its end.
+class LiveRun(Task):
+    """A task that may write a text: its output so far, written by the worker until decoding, then
+    by the recorder."""
 
-    One thread at a time writes (the host's worker until decoding, then the recorder); any reads.
-    """
-
-    owner: str
-    """The browser tab that started it, or adopted it while no page watched it."""
-    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     meta: dict[str, Any] = field(default_factory=dict)
     """The facts that a panel shows besides the text; see `stream.run_meta`."""
     messages: list[Message] = field(default_factory=list)
     """The conversation up to and including the prompt; empty for a raw completion."""
-    state: State = "queued"
-    activity: str = ""
-    """The current activity in a few words."""
-    progress: float | None = None
-    error: str | None = None
     refused: bool = False
     """Whether it could not begin because its request is at fault."""
     unavailable: bool = False
     """Whether it failed because the run log is locked or out of reach."""
-    result: dict[str, Any] | None = None
-    """Result of submitted work, for the page that submitted it."""
     log_id: str | None = None
     """Its id in the run log, once it is there."""
     first: FirstToken | None = None
@@ -150,40 +135,6 @@ class LiveRun:
     """The baseline it is compared with, once that is measured."""
     notes: tuple[str, ...] = ()
     """Remarks for display: how the draft's size was chosen, how drafter and target fit."""
-    watchers: int = 0
-    """Number of pages that receive its messages."""
-    cancel_requested: threading.Event = field(default_factory=threading.Event)
-    over: threading.Event = field(default_factory=threading.Event)
-    began_s: float = field(default_factory=time.monotonic)
-    progressed_s: float = math.inf
-    """When the engine last made progress with a text; infinite for other work until cancelled."""
-    withdraw: Callable[[], None] = lambda: None
-    """Ends it at once while it waits in the host's queue."""
-    _end_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def status_text(self, ahead: int) -> str:
-        """Its current activity, or what it waits for and for how long.
-
-        Args:
-            ahead: number of jobs before it in the engine's queue.
-        """
-        if self.state != "queued":
-            return self.activity
-        words = f"waiting for the engine, {ahead} ahead" if ahead else "starting"
-        return f"{words} · {time.monotonic() - self.began_s:.0f} s"
-
-    def cancel(self) -> None:
-        """End it: at once if it waits in the queue, else within one step."""
-        self.progressed_s = min(self.progressed_s, time.monotonic())
-        self.cancel_requested.set()
-        self.withdraw()
-
-    def end(self, state: State, *, error: str | None = None) -> None:
-        """Set its final state; a run that has already ended is unchanged."""
-        with self._end_turn:
-            if not self.over.is_set():
-                self.error, self.progress, self.state = error, None, state
-                self.over.set()
 
     @property
     def num_events(self) -> int:

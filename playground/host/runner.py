@@ -1,4 +1,4 @@
-"""The engine host: one worker, one target, all runs of all browser tabs in order of arrival.
+"""The engine host: one worker, one target, the turns of all tasks in order of arrival.
 
     page ── submit ──► queue ──► worker thread: load, build the drafter, decode
                                      │ records
@@ -14,18 +14,19 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from engine.drafters.base import Drafter
+from engine.drafters.base import BuildContext, Drafter
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import Prefill, Record, Step
-from engine.tuning import StoppedError
-from playground.errors import Fault, attempt
+from playground.errors import attempt, fault_of
 from playground.host.catalog import Catalog
 from playground.host.live import (
     PARENT,
@@ -33,7 +34,6 @@ from playground.host.live import (
     LiveRun,
     LiveRuns,
     Message,
-    State,
     pieces,
 )
 from playground.host.menu import MethodMenu
@@ -43,9 +43,13 @@ from playground.host.plain import BaselineTimer, Timing
 from playground.host.recording import Prompt, decode_and_record, log_failed_start
 from playground.host.request import GenerateRequest
 from playground.host.stream import run_meta
-from storage import PLAIN, BusyError, RunLog
+from playground.host.task import ClosingError, State, Task
+from storage import PLAIN, BusyError, RunLog, StorageError
 
+Result = TypeVar("Result")
 MAX_WAITING = 32
+RETRY_S = 0.1
+"""Between two attempts to enter a full queue."""
 RELEASE_S = 60.0
 """Idle seconds after which models are freed that no built drafter needs."""
 STUCK_S = 30.0
@@ -67,11 +71,16 @@ class StuckError(PlaygroundError):
         )
 
 
-class ClosingError(PlaygroundError):
-    """The engine accepts no more jobs."""
+class MeasurementFailedError(PlaygroundError):
+    """A measurement failed by a bug, whose traceback is logged; others may still work."""
 
-    def __init__(self) -> None:
-        super().__init__("The playground is closing. Start it again to continue.")
+
+class _Turn(NamedTuple):
+    """Work of a task on the engine's thread, and its result."""
+
+    task: Task
+    work: Callable[[], Any]
+    future: Future[Any]
 
 
 class EngineHost:
@@ -91,11 +100,11 @@ class EngineHost:
         self.experience = models.experience
         # For submitted work only: on the worker thread, after `prepare` has loaded a target.
         self.drafter, self.build_context = models.drafter, models.build_context
-        self._waiting: dict[LiveRun, Work] = {}
+        self._waiting: dict[Task, _Turn] = {}
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closing = False
-        self._current: LiveRun | None = None
+        self._current: _Turn | None = None
         self._last_timings: WeakKeyDictionary[Target, Timing] = WeakKeyDictionary()
         self._before_close: list[Callable[[], None]] = []
 
@@ -113,7 +122,7 @@ class EngineHost:
         is cancelled then.
         """
         run = self._new_run(request, owner)
-        return self._enqueue(run, lambda run: self._generate(run, request))
+        return self._start(run, lambda run: self._generate(run, request))
 
     def submit(self, work: Work, *, owner: str) -> LiveRun:
         """Queue work that no other run may interrupt, such as a comparison of several runs.
@@ -123,17 +132,61 @@ class EngineHost:
 
         Raises QueueFullError, ClosingError: too many are waiting, or the host is closing.
         """
-        return self._enqueue(LiveRun(owner), work)
+        return self._start(LiveRun(owner), work)
+
+    def turn(
+        self,
+        task: Task,
+        spec: TargetSpec,
+        dtype: str,
+        work: Callable[[BuildContext], Result],
+        *,
+        wait_for_room: bool = False,
+    ) -> Future[Result]:
+        """Queue a turn of a task that ends elsewhere; no other task interrupts it.
+
+        Args:
+            work: called with the loaded target, on the engine's thread, once the task is
+                registered.
+            wait_for_room: wait while the engine's queue is full.
+
+        Returns:
+            The result; raises CancelledError where the task was cancelled before the turn began,
+            MeasurementFailedError for a bug.
+
+        Raises:
+            QueueFullError: the engine's queue is full.
+            CancelledError: the task was cancelled while it waited for room.
+            ClosingError: the engine accepts no more tasks.
+        """
+
+        def turn() -> Result:
+            task.registered.wait()
+            if task.cancelled():
+                raise CancelledError
+            self.prepare(task, spec, dtype)
+            task.state = "running"
+            return work(self.build_context())
+
+        while True:
+            try:
+                return self._enqueue(task, turn)
+            except QueueFullError:
+                if not wait_for_room:
+                    raise
+                if task.cancelled():
+                    raise CancelledError from None
+                time.sleep(RETRY_S)
 
     def cancel_owner(self, owner: str) -> None:
         """Stop every unfinished run of a browser tab."""
         for run in self.runs.owned_by(owner):
             run.cancel()
 
-    def ahead_of(self, run: LiveRun) -> int:
-        """Number of jobs that run before this one."""
+    def ahead_of(self, task: Task) -> int:
+        """Number of turns before that of this task."""
         with self._wake:
-            return [*self._waiting].index(run) + 1 if run in self._waiting else 0
+            return [*self._waiting].index(task) + 1 if task in self._waiting else 0
 
     @property
     def occupancy(self) -> tuple[int, int]:
@@ -143,8 +196,8 @@ class EngineHost:
 
     def check_progress(self) -> None:
         """Raises StuckError: a text has made no progress for long, or a cancelled job goes on."""
-        run = self._current
-        if run is not None and time.monotonic() - run.progressed_s > STUCK_S:
+        turn = self._current
+        if turn is not None and time.monotonic() - turn.task.progressed_s > STUCK_S:
             raise StuckError
 
     def before_close(self, end: Callable[[], None]) -> None:
@@ -160,15 +213,16 @@ class EngineHost:
         """
         with self._wake:
             self._closing = True
-            for run in self.runs.all():
-                run.cancel()
+            current = [self._current.task] if self._current else []
+            for task in [*self.runs.all(), *self._waiting, *current]:
+                task.cancel()
             self._wake.notify_all()
             ending, self._before_close = self._before_close, []
         if self._worker is not None:
             self._worker.join(wait_s)
-        for run in self.runs.all():
-            if run.state == "loading":  # it cannot be stopped: no job waits for it
-                run.end("cancelled")
+        with self._wake:
+            if self._current and self._current.task.state == "loading":  # nobody waits for it
+                self._current.future.cancel()
         for end in ending:
             end()
         if self._worker is None or not self._worker.is_alive():
@@ -178,73 +232,87 @@ class EngineHost:
 
     # ---- the queue
 
-    def _enqueue(self, run: LiveRun, work: Work) -> LiveRun:
+    def _start(self, run: LiveRun, work: Work) -> LiveRun:
+        """Queue a run whose only turn is this work; an unfinished one of its owner is cancelled."""
+
+        def end_withdrawn(future: Future[None]) -> None:
+            if future.cancelled():
+                run.end("cancelled", "stopped before it started")
+
+        with self._wake:
+            turn = self._enqueue(run, lambda: run.do(partial(work, run)))
+            self.runs.add(run)
+        turn.add_done_callback(end_withdrawn)
+        return run
+
+    def _enqueue(self, task: Task, work: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
         with self._wake:
             if self._closing:
                 raise ClosingError
-            if sum(other.owner != run.owner for other in self._waiting) >= MAX_WAITING:
+            if sum(other.owner != task.owner for other in self._waiting) >= MAX_WAITING:
                 raise QueueFullError(
                     f"{MAX_WAITING} runs are waiting for the engine. Try again later."
                 )
-            self.cancel_owner(run.owner)
-            run.withdraw = partial(self._withdraw, run)
-            self.runs.add(run)
-            self._waiting[run] = work
+            self.cancel_owner(task.owner)
+            task.ahead, task.withdraw = partial(self.ahead_of, task), partial(self._withdraw, task)
+            self._waiting[task] = _Turn(task, work, future)
+            if task.cancelled():
+                self._withdraw(task)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work_loop, name="engine", daemon=True)
                 self._worker.start()
             self._wake.notify_all()
-        return run
+        return future
 
-    def _withdraw(self, run: LiveRun) -> None:
-        """Remove a waiting run from the queue and end it."""
+    def _withdraw(self, task: Task) -> None:
+        """Remove the turn of a task from the queue."""
         with self._wake:
-            if self._waiting.pop(run, None):
-                run.activity = "stopped before it started"
-                run.end("cancelled")
+            if (turn := self._waiting.pop(task, None)) is not None:
+                turn.future.cancel()
 
     def _work_loop(self) -> None:
-        while (job := self._next_job()) is not None:
-            run, work = job
-            fault = attempt(partial(self._do, work, run), where=f"run {run.id}")
-            if isinstance(fault, Fault):
-                run.activity = "failed"
-                run.end("failed", error=fault.sentence)
+        while (turn := self._next_turn()) is not None:
+            with suppress(InvalidStateError):  # nobody waits for it any more
+                self._do(turn)
             attempt(self._models.release, where="freeing models")
 
-    def _do(self, work: Work, run: LiveRun) -> None:
+    def _do(self, turn: _Turn) -> None:
+        """Do a turn, and publish its result or error."""
         try:
-            run.result = work(run)
-        except StoppedError as stopped:
-            run.activity = str(stopped)
-            run.end("cancelled")
-            return
-        if run.result is not None:
-            run.activity = run.result["text"]
-            run.end("completed")
+            result = turn.work()
+        except BaseException as error:  # a library may panic, a user's drafter may call exit
+            known: BaseException = error
+            if not isinstance(error, PlaygroundError | StorageError | CancelledError):
+                fault = fault_of(error, where=f"task {turn.task.id}")
+                known = MeasurementFailedError(fault.sentence)
+            turn.future.set_exception(known)
+        else:
+            turn.future.set_result(result)
 
-    def _next_job(self) -> tuple[LiveRun, Work] | None:
+    def _next_turn(self) -> _Turn | None:
         with self._wake:
             self._current = None
             has_work = self._wake.wait_for(lambda: self._waiting or self._closing, RELEASE_S)
         if not has_work:
-            attempt(partial(self._models.release, idle=True), where="work between jobs")
+            attempt(partial(self._models.release, idle=True), where="work between tasks")
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closing)
-            self._current = run = next(iter(self._waiting), None)
-            return None if run is None else (run, self._waiting.pop(run))
+            task = next(iter(self._waiting), None)
+            self._current = None if task is None else self._waiting.pop(task)
+            return self._current
 
     # ---- for submitted work, on the worker thread
 
-    def prepare(self, run: LiveRun, spec: TargetSpec, dtype: str) -> Target:
-        """The target, loaded if necessary; `run` shows the progress."""
+    def prepare(self, task: Task, spec: TargetSpec, dtype: str) -> Target:
+        """The target, loaded if necessary; `task` shows the progress."""
 
-        def report(words: str, fraction: float | None) -> None:
-            run.activity, run.progress = words, fraction
-            if run.progressed_s < math.inf:
-                run.progressed_s = time.monotonic()
+        def report(words: str, share: float | None) -> None:
+            task.activity, task.share = words, share
+            if task.progressed_s < math.inf:
+                task.progressed_s = time.monotonic()
 
-        run.state = "loading"
+        task.state = "loading"
         report(f"loading {spec.title or spec.name}", None)
         return self._models.target(spec, dtype, report)
 
@@ -278,15 +346,15 @@ class EngineHost:
         if fault:
             run.refused = issubclass(fault.kind, PlaygroundError) and run.first is None
             run.unavailable = issubclass(fault.kind, BusyError)
-        run.activity = "failed" if fault else REASON_WORDS.get(reason or "", "done")
+        words = "failed" if fault else REASON_WORDS.get(reason or "", "done")
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
-        run.end(state, error=fault.sentence if fault else None)
+        run.end(state, words, error=fault.sentence if fault else None)
 
     def _set_up(self, run: LiveRun, request: GenerateRequest) -> tuple[Target, Drafter, Prompt]:
         """Load the target, build the drafter and encode the prompt."""
         target = self.prepare(run, request.target, request.dtype)
         run.meta["badge"] = run_badge(request.config.badge, run.meta, target.environment())
-        run.activity, run.progress = "preparing the drafter", None
+        run.activity, run.share = "preparing the drafter", None
         drafter = self.drafter(request.config)
         run.notes = (*target.notes, *drafter.notes)
         if not request.prompt_ids:
@@ -328,7 +396,7 @@ class EngineHost:
 
         def prefilled(num_tokens: int) -> None:
             whole = len(prompt_ids)
-            run.progress = num_tokens / whole
+            run.share = num_tokens / whole
             run.activity = f"reading the prompt: {num_tokens:,} of {whole:,} tokens"
 
         parent = self.runs.logged_id(run.meta["parent"])

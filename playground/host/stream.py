@@ -18,7 +18,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from typing import Any
 
@@ -137,16 +137,10 @@ def run_meta(
 
 
 class RunStream:
-    def __init__(
-        self,
-        runs: Sequence[LiveRun],
-        ahead_of: Callable[[LiveRun], int],
-        *,
-        earlier: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, runs: Sequence[LiveRun], *, earlier: Sequence[str] = ()) -> None:
         """`earlier`: the runs of the chat's earlier answers, for a page without them."""
         self.runs = list(runs)
-        self._ahead_of, self._earlier = ahead_of, earlier
+        self._earlier = earlier
         self._stream = secrets.token_urlsafe(9)
         self._seq = -1
         self._began_s = time.monotonic()
@@ -162,10 +156,7 @@ class RunStream:
     def next(self) -> StreamMessage | None:
         """The next message; None when nothing has changed since the last."""
         self.done = all(run.over.is_set() for run in self.runs)  # no more events will come
-        batches = {
-            run.id: batch_of(run, self._sent[run.id], ahead=self._ahead_of(run))
-            for run in self.runs
-        }
+        batches = {run.id: batch_of(run, self._sent[run.id]) for run in self.runs}
         if batches == self._last and not self.done:
             return None
         self._last = {run_id: {**batch, "events": []} for run_id, batch in batches.items()}
@@ -208,7 +199,6 @@ def batch_of(
     run: LiveRun,
     start: int,
     *,
-    ahead: int = 0,
     log: RunLog | None = None,
     metrics: Mapping[str, Any] | None = None,
 ) -> Batch:
@@ -223,17 +213,14 @@ def batch_of(
     if metrics is None:
         metrics = asdict(run.metrics) if run.metrics else {}
     figures = figures_of(run, metrics) if metrics else None
-    status = status_of(run, ahead, metrics)
+    status = status_of(run, metrics)
     return {"events": events, "status": status, "figures": figures, "end": end}
 
 
-def status_of(run: LiveRun, ahead: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def status_of(run: LiveRun, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """A run's state for the panel's header."""
     return {
-        "state": run.state,
-        "text": run.status_text(ahead),
-        "progress": run.progress,
-        "error": run.error,
+        **run.status,
         "by_text": VocabularyError.BY_TEXT in (run.error or ""),
         "warning": warning_of(metrics, run.meta) if run.over.is_set() else None,
         "log_id": run.log_id,

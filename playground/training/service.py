@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -17,33 +18,27 @@ from engine.model.target import Target
 from engine.training.methods.eagle import write_speculators
 from engine.training.session import Evaluation, HeldOutRates
 from playground.errors import attempt
-from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
-from playground.host.runner import ClosingError, EngineHost
+from playground.host.runner import EngineHost
+from playground.host.task import ClosingError, Task, TaskState, TaskThreads, time_left
 from playground.training.folder import CARD, Card, TrainingFolder, TrainingProgress
 from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
 
 DRAFT_LEN = 3
 """Default draft length of an exported head in a serving engine."""
-STATUS_WORDS = {
-    "interrupted": "interrupted; Resume goes on from the last checkpoint",
-    "cancelled": "stopped; Resume goes on where it stopped",
-    "failed": "failed; Resume tries again",
-    "completed": "done",
-}
 EXPORTED = ("*.json", "*.safetensors", "README.md", "tokenizer*", "*.txt", "*.jinja", "*.model")
 
 
-class Training(Job):
+class Training(Task):
     """One training, which yields the engine to waiting jobs between two steps."""
 
     def __init__(self, host: EngineHost, work: TrainingWork) -> None:
-        super().__init__(work.folder.name)
+        super().__init__(owner=work.folder.name, id=work.folder.name)
         self._host, self._work = host, work
         self._target: Target | None = None
         self._events: Generator[Event] | None = None
 
-    def run(self) -> State:
+    def train(self) -> None:
         """Train to the end; the folder records how it ended.
 
         Raises CancelledError: it was stopped.
@@ -51,14 +46,13 @@ class Training(Job):
         with self._work.recorded():
             try:
                 on = self._work.plan.target, self._work.plan.dtype
-                while not submit(self._host, self, *on, self._turn, wait_for_room=True)():
+                while not self._host.turn(self, *on, self._turn, wait_for_room=True).result():
                     if self.cancelled():
                         raise CancelledError
             except ClosingError as error:  # between two turns
                 raise CancelledError from error
             finally:
                 self._close()
-        return "completed"
 
     def _turn(self, context: BuildContext) -> bool:
         """Train until another job waits for the engine; whether the training is complete."""
@@ -74,9 +68,9 @@ class Training(Job):
             if self.cancelled():
                 return False
             if self._host.occupancy[1]:
-                self.update(Progress(0, 1, "paused for other runs", None))
+                self.activity = "paused for other runs"
                 return False
-            self.update(Progress(0, 1, "running", None))
+            self.activity = self._work.activity
 
     def _close(self) -> None:
         """Write the checkpoint, and release the target."""
@@ -85,12 +79,11 @@ class Training(Job):
         self._target = self._events = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingState:
-    """The current state of a training.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState(TaskState):
+    """The state of a training, and the data of its report.
 
     Attributes:
-        job: its job, if this server runs it.
         curve: points by kind: `loss`, `held out`, `measured`.
         card: None before the first evaluation, and where it is damaged.
         where: its folder.
@@ -98,61 +91,42 @@ class TrainingState:
 
     plan: TrainPlan
     progress: TrainingProgress
-    job: Job | None
     curve: Mapping[str, Sequence[Mapping[str, Any]]]
     card: Card | None
     where: Path
 
-    @property
-    def results(self) -> TrainingState:
-        """The data of the report."""
-        return self
-
-    @property
-    def version(self) -> str:
-        """Differs whenever the report does; losses count in sixes."""
-        counts = {kind: len(points) for kind, points in self.curve.items()}
-        losses, others, now = counts.pop("loss", 0) // 6, sum(counts.values()), self.progress
-        return repr((now.status, now.phase, losses, others, now.text))
-
-    @property
-    def status(self) -> str:
-        return self.progress.status
-
-    @property
-    def error(self) -> str:
-        return self.progress.error
-
-    @property
-    def text(self) -> str:
-        """Its current activity and progress, or how it ended."""
-        now, job = self.progress, self.job
-        if now.status == "completed" and self.card is None:
-            return f"done, but {CARD} is missing or damaged; Resume measures and writes it again"
-        if now.status != "running":
-            return STATUS_WORDS[now.status]
-        doing = job.message if job else "in another process"
-        if doing == "running":
-            doing = "writing texts" if now.phase == "writing" else now.phase
-        counts = {"writing": f"{now.corpus_tokens:,} tokens"}
-        if now.num_steps:
-            counts["training"] = f"step {now.step:,} of {now.num_steps:,}"
-        return " · ".join(filter(None, (doing, counts.get(now.phase), time_left(now.left_s))))
-
-    @property
-    def share(self) -> float | None:
-        """The completed share of the writing, later of the training."""
-        now, tokens = self.progress, self.plan.budget.tokens
-        if now.status != "running":
-            return None
-        if now.num_steps:
-            return now.step / now.num_steps
-        return min(1.0, now.corpus_tokens / tokens) if tokens else 0.0
-
-    @property
-    def can_resume(self) -> bool:
-        is_whole = self.status == "completed" and self.card is not None
-        return self.job is None and self.status != "running" and not is_whole
+    @classmethod
+    def of(cls, folder: TrainingFolder, task: Training | None) -> TrainingState:
+        """Raises ConfigError: the folder has no sound plan or curve."""
+        plan, now, curve, card = folder.plan, folder.progress, folder.curve(), folder.card
+        counts, share = [], None
+        if now.status == "running":
+            if now.phase == "writing":
+                counts.append(f"{now.corpus_tokens:,} tokens")
+            elif now.phase == "training" and now.num_steps:
+                counts.append(f"step {now.step:,} of {now.num_steps:,}")
+            counts.append(time_left(now.left_s))
+            written = min(1.0, now.corpus_tokens / (plan.budget.tokens or math.inf))
+            share = now.step / now.num_steps if now.num_steps else written
+        elif now.status == "completed" and card is None:
+            counts.append(f"{CARD} is missing or damaged; Resume measures and writes it again")
+        num_points = {kind: len(points) for kind, points in curve.items()}
+        num_losses = num_points.pop("loss", 0) // 6  # the report is drawn anew every six steps
+        seen = (now.status, now.phase, num_losses, sum(num_points.values()), now.text)
+        return cls(
+            status=now.status,
+            task=task,
+            version=repr(seen),
+            counts=counts,
+            share=share,
+            error=now.error,
+            is_whole=card is not None,
+            plan=plan,
+            progress=now,
+            curve=curve,
+            card=card,
+            where=folder.path,
+        )
 
 
 class Trainings:
@@ -162,9 +136,10 @@ class Trainings:
         self.folder = folder
         self.corpora, self._heads = self.folder / "corpora", self.folder / "heads"
         self.speeds = Speeds(self.folder / "speeds.json", host.device)
-        self._host, self._jobs = host, Jobs()
+        self._host, self._tasks = host, TaskThreads[Training]()
+        self.stop = self._tasks.stop
         self._folders: dict[str, TrainingFolder] = {}
-        host.before_close(self._jobs.close)
+        host.before_close(self._tasks.close)
         for name in self.newest():  # a damaged one is reported when it is opened
             one = TrainingFolder(self._heads / name)
             attempt(partial(self._offer, one), where="listing a trained drafter")
@@ -183,27 +158,20 @@ class Trainings:
         folder = self._folder(name)
         self._launch(folder, folder.plan)
 
-    def stop(self, name: str) -> None:
-        """Stop a training that runs here; it can be resumed."""
-        job = self._jobs.get(name)
-        if job is None:
-            raise ConfigError("Another process runs this training. Stop it there.")
-        job.cancel()
-
     def _launch(self, folder: TrainingFolder, plan: TrainPlan) -> None:
-        for other in self._jobs.running():
+        for other in self._tasks.running():
             raise ConfigError(f"{other.id} is being trained. Stop it, or wait until it is done.")
         folder.write_plan(plan)
         work = TrainingWork(plan, folder, self.speeds, cache_dir=self._host.cache_dir)
         job = Training(self._host, work)
 
-        def conduct() -> State:
+        def conduct() -> None:
             try:
-                return job.run()
+                job.train()
             finally:
                 self._offer(folder)
 
-        self._jobs.start(job, lambda: conduct)
+        self._tasks.start(job, lambda: conduct)
 
     # ---- reading
 
@@ -217,8 +185,7 @@ class Trainings:
         """The state of a training. Raises ConfigError: none has this name."""
         folder = self._folder(name)
         self._offer(folder)  # from its first measurement on
-        now, job = folder.progress, self._jobs.get(name)
-        return TrainingState(folder.plan, now, job, folder.curve(), folder.card, folder.path)
+        return TrainingState.of(folder, self._tasks.get(name))
 
     def _folder(self, name: str) -> TrainingFolder:
         if name not in self.newest():

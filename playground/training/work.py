@@ -40,9 +40,9 @@ from engine.training.packs import split_held_out
 from engine.training.session import Evaluation, HeldOutRates, Question, Score
 from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.controller import build_drafter
-from playground.experiments.job import approximate_duration
 from playground.host.catalog import Catalog
 from playground.host.speedup import speedup_of
+from playground.host.task import approximate_duration
 from playground.training.folder import CARD, Card, TrainingFolder, TrainingProgress
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
 from storage import PLAIN, RunLog, RunQuery, StorageError, TimedRequest
@@ -103,6 +103,11 @@ class TrainingWork:
         self._speeds, self._cache_dir = speeds, cache_dir
         self._standing = folder.progress.replace(status="running", error="")
         self._noted_s = self._paused_s = 0.0
+
+    @property
+    def activity(self) -> str:
+        """What it does, in words."""
+        return "writing texts" if self._standing.phase == "writing" else self._standing.phase
 
     @contextmanager
     def recorded(self) -> Iterator[None]:

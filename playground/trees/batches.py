@@ -20,7 +20,6 @@ from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from playground.host.speedup import doubt_of
-from playground.trees.measurements import progress_of
 from storage import RunLog
 
 KIND = "latency"
@@ -105,7 +104,7 @@ def measure_for(host: EngineHost, compare_id: str, *, owner: str) -> LiveRun:
 
     def work(job: LiveRun) -> dict[str, Any]:
         target = host.prepare(job, spec, plan.dtype)
-        tell = progress_of(job, "timing verify forwards of several texts")
+        tell = job.reporter("timing verify forwards of several texts")
         latency = measure_batch(target, on_progress=tell)
         key = _batch_key(target.environment())
         host.log.artifacts.put(KIND, key, meta={"batch": asdict(latency)}, payload=b"")

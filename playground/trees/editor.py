@@ -214,13 +214,7 @@ class TreeEditor:
         """The progress of a measurement."""
         run = self._job(request)
         over = run.over.is_set()
-        return {
-            "text": run.status_text(self._host.ahead_of(run)),
-            "progress": run.progress,
-            "over": over,
-            "error": run.error,
-            "end": run.result if over else None,
-        }
+        return {**run.status, "over": over, "end": run.answer if over else None}
 
     def stop(self, request: TreeRequest) -> dict[str, Any]:
         """Stop a measurement."""

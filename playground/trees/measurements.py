@@ -10,7 +10,7 @@ from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import validate_choice
-from engine.tuning import OnProgress, StoppedError
+from engine.tuning import StoppedError
 from playground.experiments.plan import Item
 from playground.experiments.prompts import items_of, sample_evenly
 from playground.host.live import LiveRun
@@ -48,7 +48,7 @@ class Measurements:
             run_ids=run_ids,
             benchmark_id=benchmark_id,
             depths=8 if method.kind == "tree" else max(16, method.tree.depth),
-            on_progress=progress_of(run, "ranking every true token"),
+            on_progress=run.reporter("ranking every true token"),
         )
         text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
         return {"source": f"table:{artifact_id}", "text": text}
@@ -63,7 +63,7 @@ class Measurements:
             if run.cancel_requested.is_set():
                 raise StoppedError(f"Stopped; {number} texts were written and are in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
-            run.progress = number / len(items)
+            run.share = number / len(items)
             run_ids.append(self._answer(run, config, drafter, item))
         return run_ids
 
@@ -95,7 +95,7 @@ class Measurements:
 
     def latency(self, run: LiveRun, method: TreeMethod) -> dict[str, Any]:
         self._prepare(run, method.target)
-        on_progress = progress_of(run, "timing verify forwards and drafts")
+        on_progress = run.reporter("timing verify forwards and drafts")
         context = self._host.build_context()
         self._host.experience.measure(method.config, context, on_progress=on_progress)
         return {"speed": self.speed(method), "text": "measured"}
@@ -129,14 +129,3 @@ class Measurements:
         spec, loaded = self._host.catalog.target(target), self._host.loaded
         dtype = loaded.dtype_name if loaded is not None and loaded.name == spec.name else "auto"
         self._host.prepare(run, spec, dtype)
-
-
-def progress_of(run: LiveRun, words: str) -> OnProgress:
-    """A callback that shows a job's progress, and raises StoppedError once it is cancelled."""
-
-    def on_progress(fraction: float) -> None:
-        if run.cancel_requested.is_set():
-            raise StoppedError("The measurement was stopped; nothing of it is kept.")
-        run.state, run.activity, run.progress = "running", words, fraction
-
-    return on_progress

@@ -145,8 +145,9 @@ class BenchmarkPage(ExperimentPage):
     def read(self, key: str) -> ExperimentState:
         return self.experiments.look(key)
 
-    def report(self, results: Results, *options: Any) -> list[Any]:
+    def report(self, state: ExperimentState, *options: Any) -> list[Any]:
         kind, plot, configuration = options
+        results: Results = state.results
         report = results.report
         names = [section.name for section in report.configurations]
         best = f"Highest speedup: {report.leader}"

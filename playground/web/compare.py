@@ -366,7 +366,7 @@ async def batch_report_messages(
         if report is None:
             job = await run_sync(partial(measure_for, host, compare_id, owner=owner))
             while not job.over.is_set():
-                yield sentence_html(f"{job.status_text(host.ahead_of(job))} …")
+                yield sentence_html(f"{job.status_text} …")
                 await asyncio.sleep(POLL_S)
             if job.error:
                 yield sentence_html(Fault(job.error, expected=True))

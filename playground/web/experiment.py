@@ -11,30 +11,30 @@ import gradio as gr
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
+from playground.experiments.experiment import Experiment
 from playground.experiments.finished import newest_tok_s
-from playground.experiments.job import approximate_duration
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.service import Experiments, ExperimentState
+from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
-from playground.training.service import TrainingState
+from playground.host.task import TaskState, approximate_duration
 from playground.web.address import address_js
 from playground.web.components import hidden_value
 from playground.web.forms import RAW, RAW_LATEST, Listener, Updates, dropdown_of, skip_on_fault
 from playground.web.navigator import Navigator
 from playground.web.results import sentence_html, show_fault_in, state_html, table_html
 
-JobState = ExperimentState | TrainingState
 MAX_KEY, MAX_WORKERS = 100, 1000
 STATUS = {"completed": "done", "cancelled": "stopped"}
 PLACES = {"local": "Ray on this machine"}
 WORKERS = {"worker": "machine and process id", "device": "", "measures": ""}
 
 
-def state_of(now: JobState) -> str:
+def state_of(now: TaskState) -> str:
     """The status of a job as HTML, with the workers that measure it."""
     head = state_html(now.status, now.text, share=now.share, error=now.error)
-    rows = now.job.workers() if now.job else ()
-    refused = "".join(map(sentence_html, now.job.worker_rejections)) if now.job else ""
+    if not isinstance(now.task, Experiment):
+        return head
+    rows, refused = now.task.workers(), "".join(map(sentence_html, now.task.worker_rejections))
     return head + (table_html("Workers", WORKERS, rows) if rows else "") + refused
 
 
@@ -91,12 +91,13 @@ class ExperimentPage(ABC):
         """Lay out the report."""
 
     @abstractmethod
-    def read(self, key: str) -> JobState:
+    def read(self, key: str) -> TaskState:
         """The state of a job. Raises ConfigError: there is none with this key."""
 
     @abstractmethod
-    def report(self, results: Any, *options: Any) -> list[Any]:
-        """Values of `report_outputs`; `options` are the values of `report_controls`."""
+    def report(self, state: Any, *options: Any) -> list[Any]:
+        """Values of `report_outputs` for what `read` returned; `options` are the values of
+        `report_controls`."""
 
     @abstractmethod
     def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
@@ -276,15 +277,15 @@ class ExperimentPage(ABC):
             now = self.read(key)
             updates: Updates = {
                 self.state: state_of(now),
-                self.stop: gr.Button(visible=now.job is not None),
+                self.stop: gr.Button(visible=now.task is not None),
                 self.resume: gr.Button(visible=now.can_resume),
-                self.timer: gr.Timer(active=now.status == "running" or now.job is not None),
+                self.timer: gr.Timer(active=now.is_running),
                 self.report_column: gr.Column(visible=True),
             }
             version = [key, now.version, *options]
             if version != shown_version:
                 updates |= {self.picker: self.menu(key), self.shown_version: version}
-                updates |= zip(self.report_outputs, self.report(now.results, *options), strict=True)
+                updates |= zip(self.report_outputs, self.report(now, *options), strict=True)
             return updates
 
         results = attempt(read, where=f"reading a {self.name}")

@@ -226,7 +226,7 @@ class GeneratePage:
             if isinstance(started, Fault):
                 yield refusal(started.sentence, chat_of(panel))
                 return
-            async for message in follow(RunStream([started], self.host.ahead_of)):
+            async for message in follow(RunStream([started])):
                 yield message
 
         return stream
@@ -263,7 +263,7 @@ class GeneratePage:
             if not run.watchers and not run.owner.startswith(API_OWNER):
                 run.owner = owner_of(tab, request)
             known = () if isinstance(earlier, Fault) else earlier
-            stream = RunStream([run], self.host.ahead_of, earlier=known)
+            stream = RunStream([run], earlier=known)
             async for message in follow(stream, resync=True):
                 yield message
         elif linked_id:

@@ -104,7 +104,7 @@ class OpenRun:
             yield {self.panel: refusal(started.sentence, None)}
             return
         busy = {self.again: gr.Button(visible=False), self.stop: gr.Button(visible=True)}
-        async for message in follow(RunStream([started], self.host.ahead_of)):
+        async for message in follow(RunStream([started])):
             yield {self.panel: message, **busy}
         idle = {self.again: gr.Button(visible=True), self.stop: gr.Button(visible=False)}
         yield {self.id: started.log_id, **idle}

@@ -150,8 +150,9 @@ class SweepPage(ExperimentPage):
     def read(self, key: str) -> ExperimentState:
         return self.experiments.look(key, sweep=True)
 
-    def report(self, results: SweepResults, *options: Any) -> list[Any]:
+    def report(self, state: ExperimentState, *options: Any) -> list[Any]:
         trial, kind = options
+        results: SweepResults = state.results
         numbers = [str(one.number) for one in results.trials]
         trial = trial if trial in numbers else BEST
         picked = results.best if trial == BEST else results.trial(trial)

@@ -13,8 +13,9 @@ from playground.experiments.cluster import connected
 from playground.experiments.finished import finished_requests
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
+from playground.host.task import TaskState
 from playground.web.benchmark import BenchmarkPage
-from playground.web.experiment import ExperimentPage, JobState, state_of
+from playground.web.experiment import ExperimentPage, state_of
 from playground.web.navigator import Navigator
 from playground.web.sweep import SweepPage
 from storage import RunLog
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.slow
 WAIT_S = 400.0
 
 
-def followed(page: ExperimentPage, key: str) -> tuple[JobState, str]:
+def followed(page: ExperimentPage, key: str) -> tuple[TaskState, str]:
     """How an experiment ended, and what the page showed while it was measured."""
     shown, until = "", time.monotonic() + WAIT_S
-    while (now := page.read(key)).job is not None or now.status == "running":
+    while (now := page.read(key)).is_running:
         assert time.monotonic() < until, now.text
         shown += state_of(now)
         time.sleep(0.05)

@@ -20,8 +20,7 @@ from engine.errors import ConfigError, OutOfMemoryError, PlaygroundError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
 from playground.experiments.cluster import PoolConfig, Workers, connected, workers
-from playground.experiments.job import Progress
-from playground.experiments.measurement import Summary
+from playground.experiments.measurement import Progress, Summary
 from playground.experiments.worker import Worker, WorkerConfig
 
 pytest.importorskip("ray", reason="Ray is not installed")

@@ -12,7 +12,7 @@ from engine.errors import ConfigError, PromptError
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import OWNER, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
-from playground.experiments.job import Progress
+from playground.experiments.measurement import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
 from playground.experiments.plan import ExperimentPlan, Halving
 from playground.experiments.report.report import Report, make_report, read_results
@@ -41,7 +41,7 @@ def searched(host: EngineHost, plan: ExperimentPlan, *, budget_s: float = 60.0) 
     """A search that is over."""
     plan = ExperimentPlan.parse({**dict(plan), "chooser": Halving(budget_s=budget_s)})
     search = Experiments(host).start(plan, owner=OWNER)
-    assert search.over.wait(120), search.message
+    assert search.over.wait(120), search.status_text
     assert search.state == "completed", search.error
     return search
 

@@ -104,7 +104,7 @@ def picked(figures: Any) -> dict[str, Any]:
 
 
 def from_stream(one: OneRun) -> dict[str, Any]:
-    message = RunStream([one.live], lambda _: 0).next()
+    message = RunStream([one.live]).next()
     assert message is not None
     return picked(json.loads(message["batches"])[one.live.id]["figures"])
 

@@ -15,7 +15,8 @@ from engine.model.sources import TargetSpec
 from playground.host.live import LiveRun, LiveRuns
 from playground.host.recording import decode_and_record
 from playground.host.request import read_request
-from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
+from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
+from playground.host.task import ClosingError
 from playground.runs.details import request_again
 from playground.runs.reading import History
 from tests.playground.asks import ask, busy, finished, start, stored, until
@@ -46,7 +47,7 @@ def test_two_tabs_take_turns_in_order(host: EngineHost) -> None:
         first, second, third = (start(host, owner=name) for name in ("a", "b", "c"))
         until(lambda: first.state == "running")
         assert (host.ahead_of(second), host.ahead_of(third)) == (1, 2)
-        assert second.status_text(1).startswith("waiting for the engine, 1 ahead · ")
+        assert second.status_text.startswith("waiting for the engine, 1 ahead · ")
     for run in (first, second, third):
         assert finished(run).state == "completed"
     assert first.finish == second.finish == third.finish
@@ -104,7 +105,7 @@ def test_a_long_prompt_tells_the_tokens_read(
     def watched(*args: Any, run: LiveRun, prefilled: Any, **more: Any) -> None:
         def reading(num_tokens: int) -> None:
             prefilled(num_tokens)
-            told.add((run.activity, run.progress))
+            told.add((run.activity, run.share))
 
         reading(25)
         decode_and_record(*args, run=run, prefilled=reading, **more)

@@ -28,7 +28,7 @@ def test_a_stream_has_every_event_and_what_was_missed_is_told_again(
     host: EngineHost, history: History
 ) -> None:
     async def collect(run: LiveRun) -> list[dict[str, Any]]:
-        stream = follow(RunStream([run], host.ahead_of))
+        stream = follow(RunStream([run]))
         first = await anext(stream)
         drafts.close()
         return [first, *[message async for message in stream]]
@@ -89,7 +89,7 @@ def test_a_badge_promises_what_the_target_computes(
 ) -> None:
     """The tiny target has no kernels: in bfloat16 a row is rounded differently among others."""
     run = finished(start(host, dtype=dtype))
-    assert status_of(run, 0, {})["badge"] == badge
+    assert status_of(run, {})["badge"] == badge
     (meta,) = History(LiveRuns(), host.log).show(run.log_id or "")["runs"]
     assert meta["badge"] == badge
 
@@ -175,7 +175,7 @@ def numbers(message: dict[str, Any] | None) -> list[int]:
 
 def test_a_stream_that_lags_behind_memory_goes_on_and_the_page_asks_for_the_rest() -> None:
     run = LiveRun("tab", first=FirstToken("a", 0.1))
-    stream = RunStream([run], lambda run: 0)
+    stream = RunStream([run])
     run.rows.extend([wide(index) for index in range(4)])
     run.rows.drop(2 * run.rows.num_bytes // 4)
     assert numbers(stream.next()) == [3, 4]

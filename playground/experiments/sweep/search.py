@@ -20,14 +20,14 @@ from engine.errors import ConfigError, DrafterError, OutOfMemoryError
 from playground.experiments.cluster import WorkerLostError, Workers
 from playground.experiments.experiment import Experiment
 from playground.experiments.finished import finished_requests, plain_pairs
-from playground.experiments.job import MeasurementFailedError, Progress, submit
-from playground.experiments.measurement import Summary
+from playground.experiments.measurement import Progress, Summary
 from playground.experiments.plan import METHOD, SweepPlan
 from playground.experiments.space import point_text
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import OptunaChooser, Outcome, Trial, with_figures
-from playground.host.runner import ClosingError, EngineHost
+from playground.host.runner import EngineHost, MeasurementFailedError
 from playground.host.speedup import trial_benchmark_id
+from playground.host.task import ClosingError
 
 NO_PAIR = "No prompt was answered by both methods. "
 NO_FIGURE = (
@@ -73,8 +73,7 @@ class Sweep(Experiment):
         def measure(trial: RunningTrial) -> Summary:
             trial.report_progress(f"loading {target}")
             try:
-                on = self.plan.target, self.plan.dtype
-                return submit(host, self, *on, trial.measure, wait_for_room=True)()
+                return self.turn(host, trial.measure, wait_for_room=True)()
             except (CancelledError, ClosingError):
                 self.cancel()
                 return CANCELLED

@@ -14,11 +14,11 @@ from engine.errors import ConfigError
 from engine.tuning.experience import ExperienceStore
 from playground.experiments.experiment import Experiment
 from playground.experiments.finished import PARTS, finished_requests, plain_pairs
-from playground.experiments.job import Progress, time_left
-from playground.experiments.measurement import Measurement, check_same_target
+from playground.experiments.measurement import Measurement, Progress, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
 from playground.experiments.report.report import read_results
 from playground.experiments.report.verdict import audit_divergences, audits_of
+from playground.host.task import time_left
 from storage import RunLog
 from tests.engine.test_rotary import LONG, SHORT, longrope
 from tests.models import build_context, tiny_target

@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from playground.experiments import cluster
 from playground.experiments.experiment import Experiment
 from playground.experiments.forms import BenchmarkForm
-from playground.experiments.job import Progress
+from playground.experiments.measurement import Progress
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
@@ -55,7 +55,7 @@ def begin(service: Experiments, form: dict[str, Any]) -> str:
 
 def finished(service: Experiments, benchmark_id: str) -> ExperimentState:
     """The benchmark, once this server is done with it."""
-    until(lambda: service.look(benchmark_id).job is None)
+    until(lambda: service.look(benchmark_id).task is None)
     return service.look(benchmark_id)
 
 
@@ -82,7 +82,7 @@ def test_a_report_that_cannot_be_drawn_ends_no_benchmark(
 
     on_the_engine(log, "before_cursor_execute", refuse)
     shown = finished(service, begin(service, asked()))
-    assert shown.row.status == "completed", shown.row.summary
+    assert shown.status == "completed", shown.results.benchmark.summary
     assert shown.results.report.num_done == 4 and refused
 
 
@@ -120,13 +120,13 @@ def test_a_report_grows_and_resuming_does_exactly_what_stopping_left(
         service.stop(key)
     shown = finished(service, key)
     kept = {request.key: request.run_id for request in shown.results.requests}
-    assert shown.row.status == "cancelled" and len(kept) == 4
-    with pytest.raises(ConfigError, match="Another server runs"):
+    assert shown.status == "cancelled" and len(kept) == 4
+    with pytest.raises(ConfigError, match="Another process runs"):
         service.stop(key)
     service.resume(key)
     shown = finished(service, key)
     whole = {request.key: request.run_id for request in shown.results.requests}
-    assert shown.row.status == "completed" and kept.items() <= whole.items()
+    assert shown.status == "completed" and kept.items() <= whole.items()
     num_completed = sum(run.status == "completed" for run in runs_of(log, key))
     assert len(whole) == shown.results.report.num_done == num_completed == 12
 
@@ -136,17 +136,17 @@ def test_one_that_is_stopped_in_the_queue_is_resumed_once_however_many_ask(
 ) -> None:
     with busy(host):
         key = begin(service, asked())
-        job = service.look(key).job
-        assert job is not None and job.message.startswith("waiting for the engine, 1 ahead · ")
+        job = service.look(key).task
+        assert job is not None and job.status_text.startswith("waiting for the engine, 1 ahead · ")
         service.stop(key)
         shown = finished(service, key)
-        assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
+        assert shown.status == "cancelled" and shown.results.report.num_done == 0
         faults = errors_at_once(lambda _: service.resume(key))
         assert [type(fault) for fault in faults] == [ConfigError] * 7
-        job = service.look(key).job
+        job = service.look(key).task
         assert job is not None and not job.cancelled()
     shown = finished(service, key)
-    assert (shown.row.status, shown.results.report.num_done) == ("completed", 4)
+    assert (shown.status, shown.results.report.num_done) == ("completed", 4)
 
 
 def test_a_second_benchmark_waits_for_the_first(service: Experiments, host: EngineHost) -> None:
@@ -158,9 +158,9 @@ def test_a_second_benchmark_waits_for_the_first(service: Experiments, host: Engi
 def test_what_breaks_is_said_and_kept(service: Experiments) -> None:
     key = begin(service, asked({"fail_at": "1"}))
     shown = finished(service, key)
-    assert shown.row.status == "failed" and "Something broke" in shown.row.summary["error"]
+    assert shown.status == "failed" and "Something broke" in shown.error
     service.resume(key)
-    assert finished(service, key).row.status == "failed", "it can be resumed, in vain"
+    assert finished(service, key).status == "failed", "it can be resumed, in vain"
 
 
 A = {"method": "scripted", "name": "a"}
@@ -221,7 +221,7 @@ def test_tabs_that_poll_read_a_plan_once(
         statements.append(statement)
 
     shown = finished(service, key := begin(service, asked()))
-    assert shown.row.status == "completed" and "error" not in shown.row.summary
+    assert shown.status == "completed" and "error" not in shown.results.benchmark.summary
     assert shown.results.report.groups == ("chat", "code")
     assert len(service.file(key, "requests.csv").splitlines()) == 5
     fresh = Experiments(host)

@@ -96,7 +96,7 @@ def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) ->
 
 
 def ended(comparison: Comparison) -> Comparison:
-    assert comparison.over.wait(WAIT_S), comparison.message
+    assert comparison.over.wait(WAIT_S), comparison.status_text
     return comparison
 
 

@@ -88,7 +88,8 @@ def test_the_log_alone_has_the_report_and_the_race_with_its_speedups(
     assert stored_race(host, pair.id).to_json() == race.to_json()
     state = experiments_of(host).look(pair.id)
     assert stored_race(host, pair.id).results.report == state.results.report == report
-    assert state.row.status == "completed" and state.row.name.startswith("Comparison · Say hello")
+    name = state.results.benchmark.name
+    assert state.status == "completed" and name.startswith("Comparison · Say hello")
     assert state.results.plan == pair.plan and report.num_done == 12
 
 

@@ -13,8 +13,7 @@ from engine.config import Limits
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
 from playground.experiments.finished import METRICS, PARTS, FinishedRequest, Pair
-from playground.experiments.job import Progress
-from playground.experiments.measurement import Summary
+from playground.experiments.measurement import Progress, Summary
 from playground.experiments.plan import BASELINE_NAME, METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.experiments.sweep.report import SweepResults, SweepStore

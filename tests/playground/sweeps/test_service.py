@@ -11,10 +11,11 @@ import pytest
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
 from playground.experiments.forms import SweepForm
-from playground.experiments.job import Progress
+from playground.experiments.measurement import Progress
 from playground.experiments.service import Experiments
 from playground.host.live import LiveRun
-from playground.host.runner import ClosingError, EngineHost
+from playground.host.runner import EngineHost
+from playground.host.task import ClosingError
 from storage import RunLog, RunQuery
 from tests.playground.asks import busy, finished, until
 from tests.playground.asks import start as generate
@@ -145,7 +146,7 @@ def test_one_sweep_runs_at_a_time_and_what_is_refused_changes_nothing(
             service.resume(other)
         service.stop(other)
         ended(service, other)
-    with pytest.raises(ConfigError, match="Another server runs"):
+    with pytest.raises(ConfigError, match="Another process runs"):
         service.stop(other)
     assert [head.id for head in service.newest(sweeps=True)] == [other, name]
 
@@ -155,7 +156,7 @@ def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Experiments)
     assert state["status"] == "completed", state["fault"]
     failed, fine = state["trials"]
     assert (failed["outcome"], fine["outcome"]) == ("failed", "measured")
-    assert "Something broke in run" in failed["reason"]
+    assert "Something broke in task" in failed["reason"]
 
 
 def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(

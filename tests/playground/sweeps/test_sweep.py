@@ -13,10 +13,11 @@ from optuna.trial import TrialState
 
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import OutOfMemoryError, PlaygroundError, SourceError
-from playground.experiments.job import MeasurementFailedError, Progress
+from playground.experiments.measurement import Progress
 from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.trials import Trial, study_of
+from playground.host.runner import MeasurementFailedError
 from tests.playground.sweeps.scripted import Scripted, plan, resumed, swept
 
 EAGLE = EagleConfig(use_dynamic_tree=True)

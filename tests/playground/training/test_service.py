@@ -91,7 +91,7 @@ def plan_for(trainings: Trainings, host: EngineHost, **changes: Any) -> TrainPla
 
 def ended(trainings: Trainings, name: str) -> str:
     """The status that a training ended with."""
-    job = trainings.look(name).job
+    job = trainings.look(name).task
     if job is not None:
         until(job.over.is_set)
     state = trainings.look(name)
