@@ -65,7 +65,7 @@ QUERIES: dict[str, dict[str, Any]] = {
     },
     "filter: label": {"labels": {"category": "math"}},
     "filter: tag": {"tag": "keep"},
-    "filter: benchmark": {"benchmark_id": "bench0000x1"},
+    "filter: benchmark": {"experiment_id": "bench0000x1"},
     "filter: status": {"status": "failed"},
     "filter: dtype, device": {"dtype": "bfloat16", "device": "cpu"},
     "filter: deleted": {"deleted": True},
@@ -149,7 +149,7 @@ def _copied(table: sa.Table, copy: int, database: str) -> sa.Insert:
         at, later = sa.type_coerce(table.c.created_at, sa.DateTime), 300 * WRITTEN * copy
         moved = sa.func.strftime("%Y-%m-%d %H:%M:%f000", at, f"+{later} seconds")
         changes["created_at"] = moved if database == "sqlite" else at + timedelta(seconds=later)
-        changes |= {n: table.c[n].concat(f"x{copy}") for n in ("benchmark_id", "experiment")}
+        changes |= {n: table.c[n].concat(f"x{copy}") for n in ("experiment_id",)}
         changes |= {n: table.c[n] * (1 + copy / 1000) for n in ("tok_s", "mat", "ttft_s")}
     values = [changes.get(name, value) for name, value in table.c.items()]
     first = sa.select(*values).where(sa.func.length(column) == 16)
@@ -250,7 +250,8 @@ def _run(random_: random.Random, number: int, at: datetime, prompts: list[str]) 
         note="",
         tags=("nightly",) if number % 10 == 0 else (),
         labels={"category": CATEGORIES[prompt % 7], "repeat": str(number % 3)},
-        benchmark_id=f"bench{number // 2000:04}" if number % 4 else None,
+        experiment_id=f"bench{number // 2000:04}" if number % 4 else None,
+        kind="benchmark" if number % 4 else None,
         deleted=False,
         first_token_id=ids[0],
         first_text="The",

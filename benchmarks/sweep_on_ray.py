@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import ROOT, TARGET, read_options
 from engine import formats
-from playground.experiments.sweep.report import SweepResults, SweepStore
+from playground.experiments.sweep.report import SweepResults, read_sweep
 from playground.experiments.sweep.trials import Trial
 from playground.host.speedup import differ
 from storage import RunLog
@@ -63,7 +63,7 @@ def run_sweep(db: str, arguments: tuple[str, ...]) -> tuple[float, SweepResults]
     seconds = time.monotonic() - began_s
     with RunLog.open(db) as log:
         (sweep,) = log.benchmarks.list(sweeps=True)
-        return seconds, SweepStore(log).load(sweep.id)
+        return seconds, read_sweep(log, sweep.id)
 
 
 def compare(ways: list[str], results: list[dict[str, Trial]]) -> None:

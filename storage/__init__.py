@@ -10,11 +10,13 @@ from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
 from storage.records import BenchmarkHead as BenchmarkHead
 from storage.records import BusyError as BusyError
+from storage.records import ExperimentKind as ExperimentKind
 from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
 from storage.records import GroupKey as GroupKey
 from storage.records import LogWatcher as LogWatcher
 from storage.records import NewRun as NewRun
+from storage.records import RequestKey as RequestKey
 from storage.records import RunDetail as RunDetail
 from storage.records import RunGroup as RunGroup
 from storage.records import RunQuery as RunQuery
@@ -26,7 +28,8 @@ from storage.records import StepRow as StepRow
 from storage.records import StorageError as StorageError
 from storage.records import StoredRun as StoredRun
 from storage.records import TimedRequest as TimedRequest
-from storage.records import request_of as request_of
+from storage.records import key_values as key_values
+from storage.records import labelled_key as labelled_key
 from storage.schema import new_id as new_id
 from storage.writing import MAX_NAME_CHARS as MAX_NAME_CHARS
 from storage.writing import MAX_NOTE_CHARS as MAX_NOTE_CHARS

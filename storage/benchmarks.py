@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +11,7 @@ import sqlalchemy as sa
 from storage import owner
 from storage.database import Database
 from storage.filters import conditions, folded_page_of
-from storage.query import exists, read_summaries
+from storage.query import DETAILS_PAGE, exists, read_summaries
 from storage.records import (
     Artifact,
     Benchmark,
@@ -23,19 +22,9 @@ from storage.records import (
     RunSummary,
     StorageError,
     TimedRequest,
-    request_of,
+    key_values,
 )
-from storage.schema import (
-    IS_SWEEP,
-    artifacts,
-    benchmarks,
-    digest,
-    labels,
-    new_id,
-    now,
-    run_details,
-    runs,
-)
+from storage.schema import artifacts, benchmarks, digest, new_id, now, run_details, runs
 
 Head = TypeVar("Head", bound=BenchmarkHead)
 MAX_EXPERIMENTS = 20
@@ -54,7 +43,8 @@ class Benchmarks:
 
     def begin(self, benchmark_id: str, name: str, plan: Mapping[str, Any]) -> None:
         """Add a benchmark that is about to start."""
-        new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
+        values = {"id": benchmark_id, "kind": str(plan.get("kind", "benchmark")), "name": name}
+        new = benchmarks.insert().values(**values, owner=self._owner, plan=plan)
         self.open_rows.begin(benchmark_id, lambda connection, _: connection.execute(new))
 
     def finish(
@@ -107,7 +97,7 @@ class Benchmarks:
 
     def list(self, limit: int = 50, *, sweeps: bool = False) -> tuple[BenchmarkHead, ...]:
         """The newest benchmarks, or the newest sweeps, newest first."""
-        newest = _select(BenchmarkHead).where(IS_SWEEP if sweeps else ~IS_SWEEP)
+        newest = _select(BenchmarkHead).where((benchmarks.c.kind == "sweep") == sweeps)
         newest = newest.order_by(benchmarks.c.created_at.desc(), benchmarks.c.id).limit(limit)
         with self._database.transaction(reading=True) as connection:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
@@ -122,9 +112,8 @@ def _select(kind: type[BenchmarkHead]) -> sa.Select[Any]:
 
 
 def _last_heartbeat(connection: sa.Connection, row: sa.Row[Any]) -> Any:
-    """When the benchmark or one of its runs was last written to; a sweep's carry a trial's id."""
-    own = sa.or_(runs.c.benchmark_id == row.id, runs.c.experiment == f"sweep:{row.id}")
-    newest = sa.select(sa.func.max(runs.c.heartbeat_at)).where(own)
+    """When the benchmark or one of its runs was last written to."""
+    newest = sa.select(sa.func.max(runs.c.heartbeat_at)).where(runs.c.experiment_id == row.id)
     return max(row.heartbeat_at, connection.execute(newest).scalar() or row.heartbeat_at)
 
 
@@ -202,7 +191,7 @@ class Experiments:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._timed: dict[str, TimedRequest | None] = {}
+        self._timed: dict[str, TimedRequest] = {}
 
     def page(self, query: RunQuery) -> RunPage[RunSummary | ExperimentRow]:
         """One page in which the matching requests of an experiment form one row.
@@ -214,75 +203,69 @@ class Experiments:
         with self._database.transaction(reading=True) as connection:
             ids, total = folded_page_of(connection, query)
             runs_by_id = {run.id: run for run in read_summaries(connection, ids)}
-            rows = _rows(connection, query, [run for run in runs_by_id.values() if run.experiment])
-        page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
+            heads = {one: run for run in runs_by_id.values() if (one := run.experiment_id)}
+            rows = _rows(connection, query, heads)
+        page = tuple(rows.get(runs_by_id[i].experiment_id, runs_by_id[i]) for i in ids)
         return RunPage(page, total)
 
     def newest(self, limit: int = MAX_EXPERIMENTS) -> tuple[str, ...]:
-        """Kinds and ids of the newest experiments, newest first."""
+        """Ids of the newest experiments, newest first."""
         newest = sa.func.max(runs.c.created_at).desc()
-        keys = sa.select(runs.c.experiment).where(runs.c.experiment.is_not(None))
-        keys = keys.group_by(runs.c.experiment).order_by(newest, runs.c.experiment).limit(limit)
+        ids = sa.select(runs.c.experiment_id).where(runs.c.experiment_id.is_not(None))
+        ids = ids.group_by(runs.c.experiment_id).order_by(newest, runs.c.experiment_id)
         with self._database.transaction(reading=True) as connection:
-            return tuple(connection.scalars(keys))
+            return tuple(connection.scalars(ids.limit(limit)))
 
-    def timed_requests(self, experiments: Collection[str]) -> list[TimedRequest]:
+    def timed_requests(self, experiment_ids: Collection[str]) -> list[TimedRequest]:
         """The completed requests of these experiments, oldest first; without those of deleted runs.
 
         Each is read from the database once, for a completed run never changes.
         """
         known = self._timed
-        completed = runs.c.experiment.in_(experiments), *conditions(RunQuery(status="completed"))
-        ids = sa.select(runs.c.id, runs.c.experiment).where(*completed)
+        its = runs.c.experiment_id.in_(experiment_ids), runs.c.configuration != ""
+        completed = *its, *conditions(RunQuery(status="completed"))
+        ids = sa.select(runs.c.id).where(*completed).order_by(runs.c.created_at, runs.c.id)
         with self._database.transaction(reading=True) as connection:
-            found = connection.execute(ids.order_by(runs.c.created_at, runs.c.id)).all()
-            unread = {row.experiment for row in found if row.id not in known}
-            new = _read_timed(connection, unread) if unread else {}
+            found = connection.scalars(ids).all()
+            unread = [run_id for run_id in found if run_id not in known]
+            new = {one.run_id: one for one in _read_timed(connection, unread)}
         both = {**known, **new}
-        self._timed = both if len(both) < MAX_TIMED else new
-        return [one for row in found if (one := both[row.id]) is not None]
+        self._timed = both if len(both) < MAX_TIMED else {i: both[i] for i in found}
+        return [both[run_id] for run_id in found]
 
 
-def _read_timed(
-    connection: sa.Connection, experiments: Collection[str]
-) -> dict[str, TimedRequest | None]:
-    """The completed runs of these experiments by id; None where a run is not a request."""
-    its = runs.c.experiment.in_(experiments), runs.c.status == "completed"
-    own: dict[str, dict[str, str]] = defaultdict(dict)
-    pairs = sa.select(labels).join_from(labels, runs).where(*its)
-    for run_id, key, value in connection.execute(pairs):
-        own[run_id][key] = value
-    timed: dict[str, TimedRequest | None] = {}
-    rows = sa.select(runs, run_details.c.environment).join_from(runs, run_details).where(*its)
-    for row in connection.execute(rows):
-        timed[row.id] = None
-        if asked := request_of(row.id, row.benchmark_id, own[row.id], row.environment):
-            names = "experiment", "setup_id", "decoding_type"
-            asked |= {name: getattr(row, name) for name in names}
-            timed[row.id] = TimedRequest.timed(row, **asked)
-    return timed
+def _read_timed(connection: sa.Connection, ids: Sequence[str]) -> Iterator[TimedRequest]:
+    """These runs, which are completed requests."""
+    rows = sa.select(runs, run_details.c.environment).join_from(runs, run_details)
+    for start in range(0, len(ids), DETAILS_PAGE):
+        page = rows.where(runs.c.id.in_(ids[start : start + DETAILS_PAGE]))
+        for row in connection.execute(page):
+            yield TimedRequest.timed(
+                row,
+                run_id=row.id,
+                setup_id=row.setup_id,
+                decoding_type=row.decoding_type,
+                device=str(row.environment.get("device_name", "")),
+                **key_values(row),
+            )
 
 
 def _rows(
-    connection: sa.Connection, query: RunQuery, heads: Sequence[RunSummary]
+    connection: sa.Connection, query: RunQuery, heads: Mapping[str, RunSummary]
 ) -> dict[str | None, ExperimentRow]:
-    """The experiments of these runs, by key; only matching requests are counted."""
-    keys = [str(run.experiment) for run in heads]
-    ids = [key.partition(":")[2] for key in keys]
-    named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))
-    names = {row.id: row.name for row in connection.execute(named)}
+    """The experiments with one of their runs each, by id; only matching requests are counted."""
     completed = sa.case((runs.c.status == "completed", 1), else_=0)
     counts = sa.select(
-        runs.c.experiment.label("key"),
+        runs.c.experiment_id.label("id"),
+        sa.func.coalesce(sa.func.max(benchmarks.c.name), "").label("name"),
         sa.func.count().label("num_runs"),
         sa.func.sum(completed).label("num_completed"),
         sa.func.max(runs.c.created_at).label("newest_at"),
-    )
-    matching = counts.where(runs.c.experiment.in_(keys), *conditions(query))
-    examples = dict(zip(keys, heads, strict=True))
+    ).outerjoin_from(runs, benchmarks, benchmarks.c.id == runs.c.experiment_id)
+    matching = counts.where(runs.c.experiment_id.in_(heads), *conditions(query))
     return {
-        row.key: ExperimentRow(
-            **row._mapping, name=names.get(row.key.partition(":")[2], ""), example=examples[row.key]
+        row.id: ExperimentRow(
+            **row._mapping, kind=heads[row.id].kind or "benchmark", example=heads[row.id]
         )
-        for row in connection.execute(matching.group_by(runs.c.experiment))
+        for row in connection.execute(matching.group_by(runs.c.experiment_id))
     }

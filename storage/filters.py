@@ -10,7 +10,7 @@ from storage.records import RunQuery, StorageError
 from storage.schema import ORDERS, fold, labels, prompt_texts, remarks, runs, tags, titles
 
 EQUAL = (
-    *("target", "method_title", "status", "experiment", "benchmark_id", "setup_id", "prompt_id"),
+    *("target", "method_title", "status", "experiment_id", "trial", "setup_id", "prompt_id"),
     *("dtype", "device", "decoding_type"),
 )
 """Filters of a `RunQuery` that compare a column for equality."""
@@ -89,15 +89,15 @@ def folded_page_of(connection: sa.Connection, query: RunQuery) -> tuple[list[str
     An experiment is represented by the first of its runs in the order.
     """
     where, end = conditions(query), query.offset + query.limit
-    ordered = sa.select(runs.c.id, runs.c.experiment).where(*where).order_by(*ordering(query))
+    ordered = sa.select(runs.c.id, runs.c.experiment_id).where(*where).order_by(*ordering(query))
     rows = connection.execution_options(yield_per=ROWS_PER_FETCH).execute(ordered)
     first: dict[str, str] = {}
-    for run_id, experiment in rows:
-        first.setdefault(experiment or run_id, run_id)
+    for run_id, experiment_id in rows:
+        first.setdefault(experiment_id or run_id, run_id)
         if len(first) == end:
             break
     rows.close()
-    num_experiments = sa.func.count(sa.distinct(runs.c.experiment))
-    num_single = sa.func.count() - sa.func.count(runs.c.experiment)
+    num_experiments = sa.func.count(sa.distinct(runs.c.experiment_id))
+    num_single = sa.func.count() - sa.func.count(runs.c.experiment_id)
     total = connection.scalar(sa.select(num_experiments + num_single).where(*where)) or 0
     return list(first.values())[query.offset :], total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
@@ -34,8 +34,77 @@ EXTERNAL = "External"
 NULL, so this type marks it."""
 
 
+ExperimentKind = Literal["benchmark", "compare", "sweep", "replay"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
+class RequestKey:
+    """The request of an experiment that a run answers; a run of its own has these defaults.
+
+    Attributes:
+        experiment_id: of its row in `benchmarks`; a replay has none.
+        trial: the settings of a sweep's trial, as a digest: equal for every attempt at them.
+        suite, prompt: the prompt's suite, and its name there.
+        turn, repeat: counted from 0.
+        configuration: its name in the plan; empty for a run that is no request.
+        worker: which worker of a cluster answered; empty without one.
+    """
+
+    experiment_id: str | None = None
+    kind: ExperimentKind | None = None
+    trial: str = ""
+    suite: str = ""
+    prompt: str = ""
+    turn: int = 0
+    repeat: int = 0
+    configuration: str = ""
+    worker: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int, int, str]:
+        """Identifies a request of a plan."""
+        return *self.pair_key, self.configuration
+
+    @property
+    def pair_key(self) -> tuple[str, str, int, int]:
+        """Equal for the same request to another configuration."""
+        return self.suite, self.prompt, self.turn, self.repeat
+
+
+REQUEST_KEY = tuple(one.name for one in fields(RequestKey))
+"""The columns of `runs` that name a request."""
+
+
+def key_values(run: Any) -> dict[str, Any]:
+    """The `RequestKey` of a run or row, as keyword arguments."""
+    return {name: getattr(run, name) for name in REQUEST_KEY}
+
+
+def labelled_key(benchmark_id: str | None, labels: Mapping[str, str]) -> RequestKey:
+    """The key of a run before schema 0009, which named its request in its labels.
+
+    The benchmark of a sweep's trial was `SWEEP-TRIAL`.
+    """
+    whole, dash, trial = (benchmark_id or "").partition("-")
+    kind: ExperimentKind = "sweep" if dash else "benchmark"
+    if marked := labels.get("compare") or labels.get("replay"):
+        whole, trial, kind = marked, "", "compare" if labels.get("compare") else "replay"
+    if not whole:
+        return RequestKey()
+    key = RequestKey(experiment_id=whole, kind=kind, trial=trial)
+    texts, numbers = ("suite", "prompt", "configuration"), ("turn", "repeat")
+    try:
+        request: dict[str, Any] = {name: labels[name] for name in texts}
+        request |= {name: int(labels[name]) for name in numbers}
+    except (KeyError, ValueError):
+        return key
+    if not all(0 <= request[name] < 2**31 for name in numbers):
+        return key
+    return replace(key, **request, worker=labels.get("worker", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings(RequestKey):
     """The settings of a run, and its facts known in advance."""
 
     target: str
@@ -50,10 +119,8 @@ class RunSettings:
     """Raw prompt, or the last user turn; in a summary its first 200 characters."""
     dtype: str = ""
     device: str = ""
-    benchmark_id: str | None = None
-    """The benchmark that it belongs to."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What a benchmark groups by: suite, category, prompt, turn, repeat, configuration, …"""
+    """What runs are filtered and grouped by: category, …; those of a request name its key, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,20 +177,6 @@ class LogWatcher(Protocol):
         """A run has ended in any way."""
 
 
-def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | None:
-    """Kind and id of a run's experiment, such as `compare:ID`; None for a run of its own.
-
-    The trials of a sweep are benchmarks named `SWEEP-TRIAL`.
-    """
-    for kind in ("compare", "replay"):
-        if labels.get(kind):
-            return f"{kind}:{labels[kind]}"
-    if not benchmark_id:
-        return None
-    whole, dash, _ = benchmark_id.partition("-")
-    return f"{'sweep' if dash else 'benchmark'}:{whole}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary(RunSettings):
     """A row of the table of runs."""
@@ -158,11 +211,6 @@ class RunSummary(RunSettings):
     note: str
     deleted: bool
 
-    @property
-    def experiment(self) -> str | None:
-        """The experiment that it belongs to; see `experiment_of`."""
-        return experiment_of(self.benchmark_id, self.labels)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetail(RunSummary):
@@ -193,6 +241,8 @@ class BenchmarkHead:
     """A benchmark without its plan, which may have thousands of prompts and never changes."""
 
     id: str
+    kind: str
+    """As its plan has it."""
     name: str
     status: Status
     created_at: datetime
@@ -241,7 +291,7 @@ Figure = Literal[
 ]
 """The numbers of a run that the database sorts, bounds and averages."""
 NameKey = Literal[
-    "benchmark_id",
+    "experiment_id",
     "target",
     "method_title",
     "decoding_type",
@@ -255,7 +305,7 @@ NameKey = Literal[
 ordered by time."""
 SortKey = Literal[Figure, NameKey, "created_at"]
 GroupKey = Literal[
-    "target", "method_title", "setup_id", "prompt_id", "status", "dtype", "device", "benchmark_id"
+    "target", "method_title", "setup_id", "prompt_id", "status", "dtype", "device", "experiment_id"
 ]
 """Keys that runs are grouped by, besides `tag` and `label:KEY`."""
 FacetKey = Literal["target", "method_title", "decoding_type", "tag", "label"]
@@ -275,9 +325,8 @@ class RunQuery:
     device: str | None = None
     setup_id: str | None = None
     prompt_id: str | None = None
-    benchmark_id: str | None = None
-    experiment: str | None = None
-    """As `experiment_of` writes it."""
+    experiment_id: str | None = None
+    trial: str | None = None
     tag: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     """All of them must be equal."""
@@ -324,17 +373,14 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedRequest:
+class TimedRequest(RequestKey):
     """A completed run as a request of an experiment, as far as its speedup depends on it.
 
     Attributes:
-        benchmark_id: its experiment; in a sweep its trial.
         decode_s: first commit → last commit; 0 where the first token was the only one.
-        worker: which worker of a cluster answered; empty without one.
         device: the kind of device, by name.
     """
 
-    prompt: str
     num_new_tokens: int
     num_steps: int
     ttft_s: float
@@ -342,30 +388,14 @@ class TimedRequest:
     run_id: str = ""
     setup_id: str = ""
     decoding_type: str = ""
-    experiment: str = ""
-    benchmark_id: str = ""
-    suite: str = ""
-    turn: int = 0
-    repeat: int = 0
-    configuration: str = ""
-    worker: str = ""
     device: str = ""
 
     @classmethod
-    def timed(cls, run: Any, **asked: Any) -> Self:
-        """The request that was `asked`, with the figures of its run."""
+    def timed(cls, run: Any, **others: Any) -> Self:
+        """A request with the figures of its run, and `others` of its fields."""
         names = "num_new_tokens", "num_steps", "ttft_s", "decode_s"
-        asked |= {name: getattr(run, name) or 0 for name in names}
-        return cls(**asked)
-
-    @property
-    def key(self) -> tuple[str, str, int, int, str]:
-        return *self.pair_key, self.configuration
-
-    @property
-    def pair_key(self) -> tuple[str, str, int, int]:
-        """Equal for the same request to another configuration."""
-        return self.suite, self.prompt, self.turn, self.repeat
+        others |= {name: getattr(run, name) or 0 for name in names}
+        return cls(**others)
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -378,34 +408,18 @@ class TimedRequest:
         return self.ttft_s + self.decode_s
 
 
-def request_of(
-    run_id: str,
-    benchmark_id: str | None,
-    labels: Mapping[str, str],
-    environment: Mapping[str, Any],
-) -> dict[str, Any] | None:
-    """The fields of a `TimedRequest` that say what was asked and where; None without its labels."""
-    try:
-        asked = {name: labels[name] for name in ("suite", "prompt", "configuration")}
-        number = {name: int(labels[name]) for name in ("turn", "repeat")}
-    except (KeyError, ValueError):
-        return None
-    where = {"worker": labels.get("worker", ""), "device": str(environment.get("device_name", ""))}
-    return {"run_id": run_id, "benchmark_id": benchmark_id or "", **asked, **number, **where}
-
-
 @dataclass(frozen=True, slots=True)
 class ExperimentRow:
     """The requests of one experiment, as a row among single runs.
 
     Attributes:
-        key: kind and id; see `experiment_of`.
-        name: the benchmark's; empty for other kinds.
+        name: empty where the log has no row of the experiment.
         num_completed: of its `num_runs` requests.
         example: one of its runs.
     """
 
-    key: str
+    id: str
+    kind: ExperimentKind
     name: str
     num_runs: int
     num_completed: int

@@ -142,8 +142,14 @@ runs = Table(  # narrow: columns that are filtered, sorted or grouped by
     Column("device", Name(64), nullable=False),
     Column("setup_id", String(32), nullable=False),
     Column("prompt_id", String(32), nullable=False),
-    Column("benchmark_id", Name(32)),  # no foreign key: a run may be imported without it
-    Column("experiment", Name(600)),  # kind:id, from benchmark_id or labels
+    Column("experiment_id", Name(600)),  # no foreign key: a run may be imported without it
+    Column("kind", Name(16)),
+    *(
+        Column(name, AnyText, nullable=False, server_default="")
+        for name in ("trial", "suite", "prompt", "configuration", "worker")
+    ),
+    Column("turn", Integer, nullable=False, server_default="0"),
+    Column("repeat", Integer, nullable=False, server_default="0"),
     Column("num_prompt_tokens", Integer, nullable=False),
     Column("num_new_tokens", Integer, nullable=False, default=0),
     Column("num_steps", Integer, nullable=False, default=0),
@@ -155,7 +161,6 @@ runs = Table(  # narrow: columns that are filtered, sorted or grouped by
     Column("deleted_at", DateTime),
     *(Index(f"ix_runs_{name}_order", *columns) for name, columns in ORDERS.items()),
     Index("ix_runs_filtered", "target", "method_title", "decoding_type", "status", "deleted_at"),
-    Index(None, "experiment", "created_at", "id"),
     Index(
         "ix_runs_deleted_at",
         "deleted_at",
@@ -244,15 +249,12 @@ benchmarks = Table(
     Column("owner", String(255), nullable=False),
     Column("heartbeat_at", DateTime, nullable=False, default=now),
     Column("status", String(16), nullable=False, default="running"),
+    Column("kind", Name(16), nullable=False, server_default="benchmark"),
     Column("name", AnyText, nullable=False),
     Column("plan", Json, nullable=False),
     Column("summary", Json, nullable=False, default={}),
     Index(None, "created_at"),
 )
-
-_SWEEP = '{"kind":"sweep"'
-IS_SWEEP = sa.func.substr(sa.type_coerce(benchmarks.c.plan, sa.Text), 1, len(_SWEEP)) == _SWEEP
-"""Whether a row of `benchmarks` is a sweep; the plan begins with the kind."""
 
 artifacts = Table(
     "artifacts",

@@ -9,13 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from storage.records import (
-    NewRun,
-    RunDetail,
-    StepRow,
-    StoredRun,
-    experiment_of,
-)
+from storage.records import NewRun, RunDetail, StepRow, StoredRun
 from storage.schema import (
     FIGURES,
     digest,
@@ -49,7 +43,6 @@ def values_of(run: NewRun | RunDetail, **more: Any) -> dict[str, Any]:
         # Kept if known: lone surrogates of a text are not read back as they were.
         "prompt_id": getattr(run, "prompt_id", "") or digest(prompt)[:32],
         "lossless": bool(run.lossless),
-        "experiment": experiment_of(run.benchmark_id, run.labels),
         **more,
     }
 
@@ -66,8 +59,17 @@ def insert(connection: sa.Connection, new: Sequence[Mapping[str, Any]]) -> None:
     searched = {run[name] for run in new for name in ("target", "method_title")}
     _write_folded(connection, titles.c.title, {title: title for title in searched})
     for run in new:
-        pairs = [{"run_id": run["id"], "key": k, "value": v} for k, v in run["labels"].items()]
+        own = {**_key_labels(run), **run["labels"]}
+        pairs = [{"run_id": run["id"], "key": k, "value": v} for k, v in own.items()]
         insert_rows(connection, labels, pairs)
+
+
+def _key_labels(run: Mapping[str, Any]) -> dict[str, str]:
+    """The labels that a request is filtered and grouped by."""
+    if not run["configuration"]:
+        return {}
+    own = {name: str(run[name]) for name in ("suite", "prompt", "turn", "repeat", "configuration")}
+    return own | ({"worker": run["worker"]} if run["worker"] else {})
 
 
 def insert_rows(

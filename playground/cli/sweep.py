@@ -17,7 +17,7 @@ from playground.cli.streams import EXIT_INTERRUPTED, note, write_files, write_ou
 from playground.cli.terminal import print_wide, table
 from playground.experiments.plan import Configuration, SweepPlan
 from playground.experiments.space import OptunaSearch
-from playground.experiments.sweep.report import SweepResults, SweepStore
+from playground.experiments.sweep.report import SweepResults, read_sweep, stored_sweep
 from playground.experiments.sweep.search import Sweep
 
 
@@ -26,15 +26,15 @@ def sweep(options: SweepOptions) -> None:
     if options.resume and options.trials is not None:
         raise ConfigError("--resume completes the plan of the log, so it takes no --trials.")
     with open_log(options) as log:
-        store, resumed = SweepStore(log), options.resume
-        plan = store.stored_sweep(resumed)[1] if resumed else _plan(options)
-        experiment = Sweep(store, plan, benchmark_id=resumed)
+        resumed = options.resume
+        plan = stored_sweep(log, resumed)[1] if resumed else _plan(options)
+        experiment = Sweep(log, plan, benchmark_id=resumed)
 
         def heading(here: Mapping[str, Any]) -> str:
             return f"{plan.about}\nsweep {experiment.id}"
 
         summary = run_experiment(options, experiment, heading, resume=resumed is not None)
-        _print_results(options, store.load(experiment.id))
+        _print_results(options, read_sweep(log, experiment.id))
     if summary.cancelled:
         note(f"Stopped. Resume with: specdec sweep --resume {experiment.id}")
         raise typer.Exit(EXIT_INTERRUPTED)

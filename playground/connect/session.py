@@ -56,8 +56,8 @@ async def measure(address: Address, load: Load, log: RunLog | None) -> AsyncIter
                     if log is not None:
                         kind = "" if levels is drafting else ", plain decoding"
                         title = f"{one.engine.title}{kind} · concurrency {concurrency}"
-                        labels = {"replay": replay_id, "concurrency": str(concurrency)}
-                        await run_sync(_store, log, one, outcomes, title, labels)
+                        labels = {"concurrency": str(concurrency)}
+                        await run_sync(_store, log, one, outcomes, title, replay_id, labels)
             yield Report(client.engine, tuple(drafting), tuple(plain))
 
 
@@ -72,7 +72,12 @@ async def _plain_client(client: Client, address: Address, stack: AsyncExitStack)
 
 
 def _store(
-    log: RunLog, client: Client, outcomes: list[Outcome], title: str, labels: dict[str, str]
+    log: RunLog,
+    client: Client,
+    outcomes: list[Outcome],
+    title: str,
+    replay_id: str,
+    labels: dict[str, str],
 ) -> None:
     """Write answers to the log."""
     for outcome in outcomes:
@@ -89,6 +94,8 @@ def _store(
                 prompt_text=prompt.turns[0],
                 messages=({"role": "user", "content": prompt.turns[0]},),
                 device=client.url,
+                experiment_id=replay_id,
+                kind="replay",
                 labels={
                     **labels,
                     "suite": prompt.suite,

@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from playground.experiments.finished import FinishedRequest, plain_pairs
 from playground.experiments.plan import ExperimentPlan, Halving
-from playground.experiments.statistics import Totals
+from playground.experiments.statistics import FinishedRequest, Totals, plain_pairs
 from playground.host.speedup import speedup_of
 
 FINALISTS = 2

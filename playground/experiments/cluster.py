@@ -178,6 +178,7 @@ class Workers:
         benchmark_id: str,
         *,
         title: str,
+        trial: str = "",
         on_progress: Callable[[Progress], object],
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Summary:
@@ -194,7 +195,8 @@ class Workers:
             name = self._actors[actor].name
             self._titles[name] = title
             try:
-                done = actor.measure.options(concurrency_group=WORK).remote(plan, benchmark_id)
+                measure = actor.measure.options(concurrency_group=WORK)
+                done = measure.remote(plan, benchmark_id, trial)
                 return self._follow(actor, done, on_progress, cancelled)
             except WorkerLostError as error:
                 LOG.warning("%s", error)

@@ -47,13 +47,11 @@ class Race:
     @classmethod
     def of(cls, log: RunLog, results: Results) -> Race:
         runs = {(r.prompt, r.repeat, r.configuration): r.run_id for r in results.requests}
-        of_comparison = RunQuery(benchmark_id=results.benchmark.id, descending=False)
+        of_comparison = RunQuery(experiment_id=results.benchmark.id, descending=False)
         finished, ids = set(runs.values()), log.ids(of_comparison)
         for run in log.details([run_id for run_id in ids if run_id not in finished]):
-            labels = run.labels
-            if run.status not in ("running", "completed") and "configuration" in labels:
-                key = labels["prompt"], int(labels["repeat"]), labels["configuration"]
-                runs.setdefault(key, run.id)
+            if run.status not in ("running", "completed") and run.configuration:
+                runs.setdefault((run.prompt, run.repeat, run.configuration), run.id)
         return cls(results, runs)
 
     @property

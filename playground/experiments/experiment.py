@@ -18,7 +18,6 @@ from engine.errors import ConfigError, PlaygroundError, TargetError
 from playground.errors import attempt
 from playground.experiments.chooser import Chooser
 from playground.experiments.cluster import Workers
-from playground.experiments.finished import finished_requests, runs_of
 from playground.experiments.measurement import (
     Measurement,
     OnRound,
@@ -33,6 +32,7 @@ from playground.experiments.report.report import (
     environment_of,
     read_results,
 )
+from playground.experiments.statistics import finished_requests
 from playground.host.runner import EngineHost
 from playground.host.task import Task
 from storage import RunLog, StorageError, new_id
@@ -92,8 +92,7 @@ class Experiment(Task):
 
     def check_target(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigError: it began on other weights, in another dtype or on another device."""
-        runs = runs_of(self.id, sweep=self.plan.kind == "sweep")
-        first = self.log.wait_for(lambda: environment_of(self.log, runs))
+        first = self.log.wait_for(lambda: environment_of(self.log, self.id))
         check_same_target(first, environment)
 
     # ---- measuring

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from playground.experiments.finished import newest_tok_s
 from playground.experiments.measurement import WARM_UP_TOKENS
 from playground.experiments.plan import Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
-from storage import PLAIN, RunLog
+from storage import PLAIN, RunLog, RunQuery
 
 OWNER = "fastest"
 """Of searches: each needs the whole machine, so a new one ends the old."""
@@ -77,3 +76,9 @@ def plan_of(catalog: Catalog, log: RunLog, raw: Mapping[str, Any]) -> Experiment
             "limits": request.limits.replace(max_new_tokens=longest),
         }
     )
+
+
+def newest_tok_s(log: RunLog, target: str) -> float | None:
+    """The decoding speed of a target's newest completed run."""
+    query = RunQuery(target=target, status="completed", limit=1)
+    return next((run.tok_s for run in log.rows(query)), None)

@@ -23,7 +23,6 @@ from engine.tuning.controller import build_drafter
 from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
 from playground.experiments.chooser import Chooser
-from playground.experiments.finished import FinishedRequest, finished_requests, plain_pairs
 from playground.experiments.plan import (
     TYPED,
     Configuration,
@@ -34,15 +33,24 @@ from playground.experiments.plan import (
     Request,
 )
 from playground.experiments.report.verdict import audit_divergences
+from playground.experiments.statistics import FinishedRequest, finished_requests, plain_pairs
 from playground.host.live import REASON_WORDS, LiveRun
 from playground.host.recording import Prompt, decode_and_record
 from playground.host.task import State
-from storage import RunDetail, RunLog
+from storage import ExperimentKind, RequestKey, RunDetail, RunLog
 
 WARM_UP_PROMPT = "Write the numbers from one to twenty as words, and then backwards."
 WARM_UP_TOKENS = 24
 NUM_AUDITS: Mapping[Kind, int] = {"benchmark": 8, "compare": 1, "fastest": 0, "trial": 0}
 """Answers of a configuration that are audited where they differ from plain decoding's."""
+RUN_KINDS: Mapping[Kind, ExperimentKind] = {
+    "benchmark": "benchmark",
+    "fastest": "benchmark",
+    "compare": "compare",
+    "sweep": "sweep",
+    "trial": "sweep",
+}
+"""The kind of experiment that the log lists runs under."""
 
 
 def check_same_target(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -141,6 +149,7 @@ class Measurement:
 
     Attributes:
         benchmark_id: the experiment's id, which its runs carry in the log.
+        trial: in a sweep the trial's id, which they carry, too.
         chooser: which configurations continue; by default all.
         on_round: for experiments on a page, whose runs are streamed while they are decoded.
         worker: name of this worker of a cluster. A round that another machine has begun is measured
@@ -155,6 +164,7 @@ class Measurement:
     chooser: Chooser | None = None
     on_round: OnRound | None = None
     worker: str = ""
+    trial: str = ""
 
     def __post_init__(self) -> None:
         self._chooser = self.chooser or Chooser(self.plan)
@@ -175,7 +185,8 @@ class Measurement:
         self._experience = ExperienceStore(context.experience_dir, presets.priors())
         self._chooser.begin()
         planned = {request.key for requests in self.plan.rounds() for request in requests}
-        requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))
+        read = partial(finished_requests, self.log, self.benchmark_id, trial=self.trial)
+        requests = self.log.wait_for(read)
         self._done = {request.key: request for request in requests if request.key in planned}
         for request in self._done.values():
             self._chooser.add(request)
@@ -357,8 +368,8 @@ class Measurement:
                 cancelled=self._is_over,
                 undisturbed=live is None,
                 title=configuration.title,
-                labels=self._labels(request),
-                benchmark_id=self.benchmark_id,
+                labels={"category": request.item.category, "group": request.item.group},
+                request=self._key(request),
                 run=run,
             )
 
@@ -370,10 +381,19 @@ class Measurement:
         run_id = run.log_id
         return None if run_id is None else self.log.wait_for(lambda: self.log.get(run_id))
 
-    def _labels(self, request: Request) -> dict[str, str]:
-        compare_id = self.benchmark_id if self.plan.kind == "compare" else ""
-        own = {"compare": compare_id, "worker": self.worker}
-        return request.labels | {name: value for name, value in own.items() if value}
+    def _key(self, request: Request) -> RequestKey:
+        """The request as its run names it."""
+        return RequestKey(
+            experiment_id=self.benchmark_id,
+            kind=RUN_KINDS[self.plan.kind],
+            trial=self.trial,
+            suite=request.item.suite,
+            prompt=request.item.id,
+            turn=request.turn,
+            repeat=request.repeat,
+            configuration=request.configuration,
+            worker=self.worker,
+        )
 
     def _end_live_run(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
         """Show how a streamed run ended."""

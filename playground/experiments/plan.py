@@ -134,19 +134,6 @@ class Request:
     def key(self) -> Key:
         return self.item.suite, self.item.id, self.turn, self.repeat, self.configuration
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """The labels of its run in the log."""
-        return {
-            "suite": self.item.suite,
-            "category": self.item.category,
-            "group": self.item.group,
-            "prompt": self.item.id,
-            "turn": str(self.turn),
-            "repeat": str(self.repeat),
-            "configuration": self.configuration,
-        }
-
 
 class EveryConfiguration(Settings):
     """Every configuration answers everything."""

@@ -7,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from engine.errors import ConfigError, validate_choice
 from playground.experiments.cluster import PoolConfig, workers
 from playground.experiments.comparison import Comparison
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import finished_requests, runs_of
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, SweepPlan
 from playground.experiments.prompts import read_suite_text
@@ -26,14 +25,19 @@ from playground.experiments.report.report import (
     stored_experiment,
     unknown_experiment,
 )
-from playground.experiments.sweep.report import SweepStore
+from playground.experiments.statistics import finished_requests
+from playground.experiments.sweep.report import (
+    read_sweep,
+    stored_sweep,
+    stored_trials,
+)
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.worker import WorkerConfig
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
 from playground.host.task import TaskState, TaskThreads, time_left
 from presets import PromptSuite
-from storage import BenchmarkHead
+from storage import BenchmarkHead, RunQuery
 
 MAX_FILES = 16
 MAX_LISTED = 100
@@ -63,7 +67,6 @@ class Experiments:
         self._reports: BoundedCache[Report] = BoundedCache(
             MAX_REPORT_BYTES, lambda report: BYTES_PER_REQUEST * len(report[1].requests)
         )
-        self.sweeps = SweepStore(self._log, self.catalog.types)
         host.before_close(self.close)
 
     @property
@@ -110,12 +113,10 @@ class Experiments:
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
-        head = self._log.benchmarks.get(benchmark_id)
-        if head is not None and head.plan.get("kind") == "sweep":
-            plan: ExperimentPlan = self.sweeps.stored_sweep(benchmark_id)[1]
-        else:
-            plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
-        experiment = self._experiment(plan, benchmark_id)
+        head = self._log.benchmarks.head(benchmark_id)
+        stored = stored_sweep if head is not None and head.kind == "sweep" else stored_experiment
+        plan: ExperimentPlan = stored(self._log, benchmark_id, self.catalog.types)[1]
+        experiment = self._experiment(plan.runnable, benchmark_id)
         self._launch(experiment, pool, experiment.resume)
 
     def _experiment(self, plan: ExperimentPlan, benchmark_id: str | None = None) -> Experiment:
@@ -125,9 +126,10 @@ class Experiments:
             return Experiment(self._log, plan, benchmark_id=benchmark_id)
         for job in self._tasks.running():
             if isinstance(job, Sweep):
-                name = self.sweeps.stored_sweep(job.id)[0].name
+                head = self._log.benchmarks.head(job.id)
+                name = job.id if head is None else head.name
                 raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
-        return Sweep(self.sweeps, plan, benchmark_id=benchmark_id)
+        return Sweep(self._log, plan, benchmark_id=benchmark_id)
 
     def _launch(
         self, experiment: Experiment, pool: PoolConfig | None, write: Callable[[], object]
@@ -207,15 +209,15 @@ class Experiments:
 
         While a sweep is running, it is updated only when a trial begins or ends.
         """
-        runs = replace(runs_of(head.id, sweep=sweep), status="completed")
         by_trial = sweep and head.status == "running"
-        state = self.sweeps.trials(head.id) if by_trial else self._log.ids(runs)
+        runs = RunQuery(experiment_id=head.id, status="completed")
+        state = stored_trials(self._log, head.id) if by_trial else self._log.ids(runs)
         version = f"{head.status} {zlib.crc32(repr((sweep, state)).encode())}"
 
         def read(last: Report | None) -> Report:
             known = () if last is None else last[1].requests
             if sweep:
-                return version, self.sweeps.load(head.id, known)
+                return version, read_sweep(self._log, head.id, self.catalog.types, known)
             requests = finished_requests(self._log, head.id, known)
             return version, read_results(self._log, head.id, requests, self.catalog.types)
 

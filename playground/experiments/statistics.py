@@ -1,4 +1,4 @@
-"""Figures over several requests; each formula is defined here once.
+"""The finished requests of an experiment, and figures over several of them: each formula once.
 
 Times and tokens are added up before they are divided, so that a long request weighs more than a
 short one.
@@ -6,16 +6,115 @@ short one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Self
 
 from engine import metrics
-from engine.metrics import TimeSplit, mat, percentile, tok_s
-from playground.experiments.finished import PARTS, FinishedRequest, Pair
+from engine.metrics import TimeSplit, percentile
+from playground.experiments.plan import ExperimentPlan
+from playground.host.speedup import pair_requests
+from storage import RunDetail, RunLog, RunQuery, TimedRequest, key_values
 
 PERCENTILES = (99, 90, 75, 95, 50, 25)
+PARTS = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
+METRICS = (
+    *("num_prompt_tokens", "num_new_tokens", "num_steps", "num_drafted", "num_accepted"),
+    "ttft_s",
+)
+"""Figures of a run that its request takes over unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRequest(TimedRequest):
+    """A finished request with all its figures. Seconds; counts of accepted are before any cut.
+
+    Attributes:
+        at_least: steps that accepted at least 1, 2, … draft tokens.
+        split_s: seconds in each part of `PARTS`, over all steps.
+        itl_s: mean over steps of step latency / tokens it committed.
+    """
+
+    category: str
+    group: str
+    num_prompt_tokens: int
+    num_drafted: int
+    num_accepted: int
+    itl_s: float | None
+    at_least: tuple[int, ...]
+    split_s: tuple[float, ...]
+    output_ids: tuple[int, ...]
+    text: str
+    finish_reason: str | None
+
+    @property
+    def tok_s(self) -> float | None:
+        """Decoding without prefill; None where nothing was decoded after the first token."""
+        return metrics.tok_s([(self.num_new_tokens, self.decode_s)])
+
+    @property
+    def mat(self) -> float | None:
+        return metrics.mat(self.num_accepted, self.num_steps)
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean seconds per step."""
+        return sum(self.split_s) / self.num_steps if self.num_steps else None
+
+    @property
+    def context_len(self) -> float:
+        """Mean length of the context while decoding."""
+        return self.num_prompt_tokens + self.num_new_tokens / 2
+
+    @classmethod
+    def of(cls, run: RunDetail) -> Self:
+        """From a completed run of an experiment."""
+        figures, labels = run.metrics, run.labels
+        steps, itl_ms = int(figures["num_steps"]), figures["itl_ms"]
+        split = figures["time_split"] or {}
+        return cls(
+            **key_values(run),
+            run_id=run.id,
+            device=str(run.environment.get("device_name", "")),
+            category=labels.get("category", ""),
+            group=labels.get("group", ""),
+            **{name: figures[name] for name in METRICS},
+            itl_s=itl_ms / 1000 if itl_ms is not None else None,
+            decode_s=figures.get("decode_s", 0.0),
+            at_least=tuple(figures.get("at_least", ())),
+            split_s=tuple(steps * split.get(part, 0.0) for part in PARTS),
+            output_ids=run.output_ids,
+            text=run.text,
+            finish_reason=run.finish_reason,
+        )
+
+
+Pair = tuple[FinishedRequest, FinishedRequest]
+"""A request as answered by a configuration, and by plain decoding."""
+
+
+def finished_requests(
+    log: RunLog, experiment_id: str, known: Iterable[FinishedRequest] = (), *, trial: str = ""
+) -> list[FinishedRequest]:
+    """The completed requests of an experiment, or of a sweep's trial, each once (its newest run).
+
+    Args:
+        known: requests that were read before and need not be read again.
+    """
+    query = RunQuery(experiment_id=experiment_id, trial=trial or None, status="completed")
+    ids = log.ids(replace(query, descending=False))
+    requests = {request.run_id: request for request in known}
+    unread = log.details([run_id for run_id in ids if run_id not in requests])
+    requests |= {run.id: FinishedRequest.of(run) for run in unread if run.configuration}
+    read = [requests[run_id] for run_id in ids if run_id in requests]
+    return list({(request.trial, request.key): request for request in read}.values())
+
+
+def plain_pairs(requests: Sequence[FinishedRequest], name: str, plan: ExperimentPlan) -> list[Pair]:
+    """A configuration's requests paired with plain decoding's."""
+    own = [r for r in requests if r.configuration == name]
+    return pair_requests(own, [r for r in requests if r.configuration == plan.reference.name])
 
 
 def position_rates(requests: Sequence[FinishedRequest]) -> tuple[float, ...]:
@@ -60,11 +159,11 @@ class Totals:
 
     @property
     def tok_s(self) -> float | None:
-        return tok_s([(self.num_committed + 1, self.decode_s)])
+        return metrics.tok_s([(self.num_committed + 1, self.decode_s)])
 
     @property
     def mat(self) -> float | None:
-        return mat(self.num_accepted, self.num_steps)
+        return metrics.mat(self.num_accepted, self.num_steps)
 
     @property
     def draft_acceptance(self) -> float | None:

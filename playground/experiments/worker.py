@@ -84,13 +84,14 @@ class Worker:
         target = self._models.target(config.target, config.dtype, lambda words, share: None)
         return environment(target)
 
-    def measure(self, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+    def measure(self, plan: ExperimentPlan, benchmark_id: str, trial: str) -> Summary:
         """Measure whatever the log lacks of a plan."""
         self._stop.clear()
         measurement = Measurement(
             plan=plan,
             log=self._log,
             benchmark_id=benchmark_id,
+            trial=trial,
             on_progress=self._progress.put,
             cancelled=self._stop.is_set,
             worker=self._name,

@@ -28,11 +28,12 @@ from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
 from playground.host.live import Finish, FirstToken, LiveRun, Message
 from playground.host.request import GenerateRequest
-from storage import BusyError, NewRun, RunLog, StepRow, StorageError
+from storage import BusyError, NewRun, RequestKey, RunLog, StepRow, StorageError, key_values
 
 BATCH_S = 0.05
 MAX_QUEUED = 5000
 """Steps kept in memory while the log is out of reach; with trees of 64 nodes some 50 MB."""
+NO_REQUEST = RequestKey()
 _STEP_FIELDS = [field.name for field in fields(Step)]
 
 
@@ -200,7 +201,7 @@ def decode_and_record(
     run: LiveRun,
     title: str = "",
     labels: Mapping[str, str] = {},
-    benchmark_id: str | None = None,
+    request: RequestKey = NO_REQUEST,
     before: Callable[[], None] = lambda: None,
     prefilled: Callable[[int], None] = lambda num_tokens: None,
     each: Callable[[Record], None] = lambda record: None,
@@ -211,6 +212,7 @@ def decode_and_record(
 
     Args:
         title: of the method; by default that of its class.
+        request: of an experiment; by default the run is one of its own.
         before: called once the run is in the log, before its prefill.
         prefilled: called with the number of prompt tokens in the cache so far.
         each: called with every record after it was queued.
@@ -221,7 +223,7 @@ def decode_and_record(
     new = NewRun(
         target=target.name,
         method_title=title or type(config).title,
-        benchmark_id=benchmark_id,
+        **key_values(request),
         labels=labels,
         **_settings(config, sampling, limits),
         prompt_ids=prompt.token_ids,

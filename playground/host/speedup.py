@@ -350,26 +350,26 @@ Measured = tuple[TimedRequest, Speedup]
 """The newest request of a configuration, or of a trial of a sweep, and its speedup over all."""
 
 
-def speedups_of(log: RunLog, experiments: Sequence[str]) -> dict[str, list[Measured]]:
-    """What experiments compared with plain decoding, with the speedups of their reports.
-
-    Args:
-        experiments: kinds and ids, as in `RunSummary.experiment`; so are the keys of the result.
-    """
-    timed = log.experiments.timed_requests(experiments)
-    newest = {(one.experiment, one.benchmark_id, one.key): one for one in timed}
+def speedups_of(log: RunLog, experiment_ids: Sequence[str]) -> dict[str, list[Measured]]:
+    """What experiments compared with plain decoding, with the speedups of their reports, by id."""
+    timed = log.experiments.timed_requests(experiment_ids)
+    newest = {(one.experiment_id, one.trial, one.key): one for one in timed}
     sides: dict[tuple[str, str, str], list[TimedRequest]] = defaultdict(list)
     for one in newest.values():
         name = "" if one.decoding_type == PLAIN else one.configuration
-        sides[one.experiment, one.benchmark_id, name].append(one)
-    sweeps = (one for one in experiments if one.startswith("sweep:"))
-    left_out = {benchmark_id for sweep in sweeps for benchmark_id in _unmeasured_trials(log, sweep)}
-    measured: dict[str, list[Measured]] = {experiment: [] for experiment in experiments}
-    for (experiment, benchmark_id, name), own in sides.items():
-        plain = sides.get((experiment, benchmark_id, ""), ())
-        speedup = speedup_of(pair_requests(own, plain))
-        if name and speedup and benchmark_id not in left_out:
-            measured[experiment].append((own[-1], speedup))
+        sides[one.experiment_id or "", one.trial, name].append(one)
+    sweeps = {experiment_id for experiment_id, trial, _ in sides if trial}
+    left_out = {
+        (sweep_id, trial_id(trial["point"]))
+        for sweep_id in sweeps
+        for trial in trials_of(log, sweep_id)
+        if trial["outcome"] != "measured"
+    }
+    measured: dict[str, list[Measured]] = {one: [] for one in experiment_ids}
+    for (experiment_id, trial, name), own in sides.items():
+        speedup = speedup_of(pair_requests(own, sides.get((experiment_id, trial, ""), ())))
+        if name and speedup and (experiment_id, trial) not in left_out:
+            measured[experiment_id].append((own[-1], speedup))
     return measured
 
 
@@ -395,9 +395,9 @@ def key_of(point: Mapping[str, Any]) -> str:
     return json.dumps(dict(sorted(point.items())))
 
 
-def trial_benchmark_id(sweep_id: str, point: Mapping[str, Any]) -> str:
-    """The benchmark id of the runs of a point, equal for every attempt at it."""
-    return f"{sweep_id}-{hashlib.sha256(key_of(point).encode()).hexdigest()[:8]}"
+def trial_id(point: Mapping[str, Any]) -> str:
+    """What the runs of a point carry, equal for every attempt at it."""
+    return hashlib.sha256(key_of(point).encode()).hexdigest()[:8]
 
 
 def trials_of(log: RunLog, sweep_id: str) -> list[Mapping[str, Any]]:
@@ -405,10 +405,3 @@ def trials_of(log: RunLog, sweep_id: str) -> list[Mapping[str, Any]]:
     oldest_first = reversed(log.artifacts.find(TRIAL, benchmark_id=sweep_id))
     metas = {one.meta["number"]: one.meta for one in oldest_first}
     return [metas[number] for number in sorted(metas)]
-
-
-def _unmeasured_trials(log: RunLog, sweep: str) -> set[str]:
-    """The benchmark ids of the trials that have no figures, though they may have runs."""
-    sweep_id = sweep.partition(":")[2]
-    trials = (one for one in trials_of(log, sweep_id) if one["outcome"] != "measured")
-    return {trial_benchmark_id(sweep_id, one["point"]) for one in trials}

@@ -82,7 +82,7 @@ def facts(run: RunDetail) -> dict[str, Sequence[tuple[str, str]]]:
         "prompt tokens": run.num_prompt_tokens,
         "new tokens": run.num_new_tokens,
         "steps": run.num_steps or None,
-        "benchmark": run.benchmark_id,
+        "benchmark": run.experiment_id,
     }
     tables: dict[str, dict[str, Any]] = {
         "run": {name: value for name, value in general.items() if value is not None},

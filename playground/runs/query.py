@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.safe_text import read_json
 from playground.host.live import RunId
-from storage import EQUAL, LABEL_PREFIX, GroupKey, RunQuery, SortKey, Status
+from storage import EQUAL, LABEL_PREFIX, GroupKey, RunQuery, SortKey, Status, labelled_key
 
 PAGE_SIZE = 50
 MAX_LINK_CHARS = 20_000
@@ -22,6 +22,8 @@ FILTERS = ("tag", *EQUAL)
 OWN_MENU = ("target", "method_title", "status")
 PICKED = tuple(name for name in FILTERS if name not in OWN_MENU)
 """Filters that share one menu."""
+OLDER = ("experiment", "benchmark_id")
+"""Filters of older links."""
 NUM_RUNS: Final = "num_runs"
 """Sorts groups by their size, and runs by time."""
 
@@ -54,8 +56,8 @@ class TableQuery(Settings):
     device: Text | None = None
     setup_id: Text | None = None
     prompt_id: Text | None = None
-    benchmark_id: Text | None = None
-    experiment: Text | None = None
+    experiment_id: Text | None = None
+    trial: Text | None = None
     tag: Text | None = None
     labels: Annotated[dict[Text, Text], Field(max_length=16)] = {}
     ids: RunIds | None = None
@@ -65,6 +67,25 @@ class TableQuery(Settings):
     page: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     compare: RunIds | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_older(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """As links before schema 0009 name experiments: by `KIND:ID`, by `ID` or `SWEEP-TRIAL`."""
+        new = {**values}
+        for name in OLDER:
+            if name not in new:
+                continue
+            new["experiment_id"] = old = new.pop(name)
+            if isinstance(old, str) and name == "experiment":
+                new["experiment_id"] = old.partition(":")[2]
+            elif isinstance(old, str):
+                key = labelled_key(old, {})
+                new |= {"experiment_id": key.experiment_id, "trial": key.trial or None}
+        for name in ("group", "sort"):
+            if new.get(name) == "benchmark_id":
+                new[name] = "experiment_id"
+        return new
+
     @property
     def grouped(self) -> bool:
         return bool(self.group) and self.group != FLAT
@@ -72,7 +93,7 @@ class TableQuery(Settings):
     @property
     def folded(self) -> bool:
         """Whether an experiment is one row; not if certain runs or one experiment are selected."""
-        picked = (self.experiment, self.benchmark_id, self.setup_id, self.prompt_id, self.ids)
+        picked = (self.experiment_id, self.setup_id, self.prompt_id, self.ids)
         return not self.group and not any(picked) and "compare" not in self.labels
 
     def run_query(self, **changes: Any) -> RunQuery:
@@ -90,7 +111,7 @@ class TableQuery(Settings):
 
     def in_group(self, value: str | None) -> TableQuery:
         """The runs of one of the groups that this query makes, newest first."""
-        by = self.group or "experiment"
+        by = self.group or "experiment_id"
         changes: dict[str, Any] = {by: value}
         if by.startswith(LABEL_PREFIX):
             changes = {"labels": {**self.labels, by.removeprefix(LABEL_PREFIX): value}}
@@ -149,7 +170,7 @@ def read_filters(texts: Iterable[str]) -> dict[str, Any]:
     filters: dict[str, Any] = {"labels": {}}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if equals and name in FILTERS:
+        if equals and name in (*FILTERS, *OLDER):
             filters[name] = value
         elif equals and name == "ids":
             filters["ids"] = value.split(",")

@@ -155,7 +155,7 @@ def _restored(stored: RunDetail) -> LiveRun:
         finish=Finish(stored.finish_reason, stored.text),
         notes=notes_of(stored.environment),
         # The speedup of an experiment's runs is in its report.
-        plain=None if stored.experiment else stored_plain_step(stored.metrics),
+        plain=None if stored.experiment_id else stored_plain_step(stored.metrics),
     )
     if stored.first_token_id is not None:
         run.first = FirstToken(stored.first_text, stored.ttft_s or 0.0)

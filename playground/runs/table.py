@@ -47,7 +47,7 @@ GROUPS = {
     "method_title": "method",
     "setup_id": "configuration",
     "prompt_id": "prompt",
-    "benchmark_id": "benchmark",
+    "experiment_id": "benchmark",
     "status": "run status",
     **{name: name for name in ("target", "dtype", "device", "tag")},
 }
@@ -73,17 +73,18 @@ class RunTable:
         page = self.log.experiments.page(run_query) if query.folded else self.log.find(run_query)
         single = [row for row in page.rows if isinstance(row, RunSummary)]
         metrics = self.log.metrics([run.id for run in single])
-        measured = speedups_of(self.log, [r.key for r in page.rows if isinstance(r, ExperimentRow)])
+        measured = speedups_of(self.log, [r.id for r in page.rows if isinstance(r, ExperimentRow)])
         rows = [
             self._row(row, metrics.get(row.id, {}))
             if isinstance(row, RunSummary)
-            else experiment_row(row, measured[row.key])
+            else experiment_row(row, measured[row.id])
             for row in page.rows
         ]
         if "benchmark_id" in columns:
             names = self._benchmark_names()
             rows = [
-                {**row, "benchmark_id": names.get(str(row.get("benchmark_id")), "")} for row in rows
+                {**row, "benchmark_id": names.get(str(row.get("experiment_id")), "")}
+                for row in rows
             ]
         first = PAGE_SIZE * query.page
         nothing = "No run matches." if query.filters else "No runs yet. Generate something."
@@ -113,7 +114,7 @@ class RunTable:
     def _grouped_view(self, query: TableQuery) -> dict[str, Any]:
         by = query.group or ""
         sort = query.sort if query.sort in (*GROUP_FIGURES, "created_at") else NUM_RUNS
-        benchmarks = self._benchmark_names() if by == "benchmark_id" else {}
+        benchmarks = self._benchmark_names() if by == "experiment_id" else {}
         groups = self.log.groups(query.run_query(), by, MAX_GROUPS)
         ordered = _ordered(groups, sort, query.descending)
         rows = [
@@ -159,7 +160,7 @@ class RunTable:
         values = self.log.distinct_values
         filters = {f"tag = {tag}": f"tag {tag}" for tag in values("tag")}
         names = self._benchmark_names()
-        filters |= {f"benchmark_id = {i}": f"benchmark {name}" for i, name in names.items()}
+        filters |= {f"experiment_id = {i}": f"benchmark {name}" for i, name in names.items()}
         groups = [("experiment", ""), ("single requests", FLAT)]
         groups += [(title, key) for key, title in GROUPS.items()]
         groups += [(key, LABEL_PREFIX + key) for key in values("label")]
@@ -181,13 +182,14 @@ def experiment_row(experiment: ExperimentRow, measured: Sequence[Measured]) -> d
     begin = " ".join(run.prompt_text.split())
     num_completed, num_runs = experiment.num_completed, experiment.num_runs
     done = "" if num_completed == num_runs else f", {num_completed} completed"
-    kind, _, experiment_id = experiment.key.partition(":")
-    report = f"?{urlencode({kind: experiment_id})}" if kind in REPORTS else ""
+    report = (
+        f"?{urlencode([(experiment.kind, experiment.id)])}" if experiment.kind in REPORTS else ""
+    )
     return {
-        "id": experiment.key,
+        "id": experiment.id,
         "experiment": report,
         "created_at": _when(experiment.newest_at),
-        "method_title": [KINDS[kind], True],
+        "method_title": [KINDS[experiment.kind], True],
         "settings": f"{num_runs} requests{done}",
         "target": run.target,
         "prompt": [experiment.name, "" if experiment.name else begin],
@@ -215,7 +217,7 @@ def own_speedup(run: RunSummary, metrics: Mapping[str, Any]) -> float | None:
     None without a reliable baseline. The requests of an experiment have none: its report compares
     them.
     """
-    if run.experiment or run.decoding_type == PLAIN:
+    if run.experiment_id or run.decoding_type == PLAIN:
         return None
     return sure_speedup(metrics)
 

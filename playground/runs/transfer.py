@@ -36,6 +36,8 @@ from storage import (
     RunSummary,
     StepRow,
     StoredRun,
+    key_values,
+    labelled_key,
 )
 
 Kind = Literal["json", "json.gz", "csv"]
@@ -52,7 +54,7 @@ BATCH = 20
 """Runs that are added at a time."""
 RUN_COLUMNS = (
     "id created_at status target decoding_type method_title lossless dtype device finish_reason "
-    "name note benchmark_id"
+    "name note experiment_id"
 ).split()
 JSON_COLUMNS = ("labels", "method", "sampling", "limits")
 
@@ -63,7 +65,8 @@ JSON_COLUMNS = ("labels", "method", "sampling", "limits")
 def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind) -> Iterator[int]:
     """Write runs; yields the number written so far, after each."""
     columns = [*RUN_COLUMNS, *get_args(Figure), "tags", *JSON_COLUMNS, "prompt", "text"]
-    stream.write(csv_line(columns) if kind == "csv" else HEAD)
+    titles = ["benchmark_id" if name == "experiment_id" else name for name in columns]
+    stream.write(csv_line(titles) if kind == "csv" else HEAD)
     for number, run_id in enumerate(run_ids):
         stored = log.read_whole(run_id)
         if stored is not None:
@@ -239,6 +242,7 @@ MAX_LABEL_CHARS, MAX_VALUE_CHARS = 64, 500
 
 
 STORED_RUN = TypeAdapter(StoredRun)
+OLD_ID: TypeAdapter[str | None] = TypeAdapter(str | None)
 
 
 def _checked(raw: Any, number: int) -> StoredRun:
@@ -253,6 +257,9 @@ def _checked(raw: Any, number: int) -> StoredRun:
     steps = values.pop("steps", [])
     try:
         stored = STORED_RUN.validate_python({"run": values, "steps": steps})
+        if "experiment_id" not in raw:
+            key = labelled_key(OLD_ID.validate_python(raw.get("benchmark_id")), stored.run.labels)
+            stored = replace(stored, run=replace(stored.run, **key_values(key)))
     except RecursionError as error:
         raise ConfigError(f"{where}: its values are nested too deeply.") from error
     except ValidationError as error:
@@ -283,9 +290,10 @@ def _run_faults(run: RunDetail) -> Iterator[str]:
         0 < len(tag.strip()) <= MAX_TAG_CHARS for tag in run.tags
     ):
         yield f"tags must be at most {MAX_TAGS}, each of 1 to {MAX_TAG_CHARS} characters."
+    key_texts = {name: str(value) for name, value in key_values(run).items()}
     if not all(
         0 < len(key) <= MAX_LABEL_CHARS and len(value) <= MAX_VALUE_CHARS
-        for key, value in run.labels.items()
+        for key, value in {**key_texts, **run.labels}.items()
     ):
         yield (
             f"labels must have names of 1 to {MAX_LABEL_CHARS} characters and texts of at most "
@@ -295,6 +303,7 @@ def _run_faults(run: RunDetail) -> Iterator[str]:
         yield f"method must be of decoding_type {run.decoding_type!r:.60}."
     if not all(isinstance(turn.get("role"), str) for turn in run.messages):
         yield "every message must have a role and content."
+    yield from _number_faults(run.turn, run.repeat)
     yield from _number_faults(run.num_prompt_tokens, run.num_new_tokens, run.num_steps)
     yield from _number_faults(run.first_token_id or 0, *run.prompt_ids, *run.output_ids)
 

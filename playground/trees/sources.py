@@ -160,7 +160,7 @@ class Sources:
     def _benchmark(self, benchmark_id: str, target: str) -> list[Source]:
         """The benchmark as a source, if it has a run of this target."""
         benchmark = self._log.benchmarks.head(benchmark_id)
-        query = RunQuery(benchmark_id=benchmark_id, target=target, limit=1)
+        query = RunQuery(experiment_id=benchmark_id, target=target, limit=1)
         if benchmark is None or not self._log.rows(query):
             return []
         title = f"benchmark {benchmark.name}"
@@ -189,7 +189,7 @@ class Sources:
         if kind == "recent":
             return [run.id for run in self._usable_runs(method)], None
         if kind == "benchmark":
-            query = RunQuery(benchmark_id=name, target=method.target, descending=False)
+            query = RunQuery(experiment_id=name, target=method.target, descending=False)
             return list(self._log.ids(query)), name
         raise ConfigError(f"There are no texts {source!r:.80}. Pick one from the list.")
 

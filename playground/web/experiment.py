@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import newest_tok_s
+from playground.experiments.fastest import newest_tok_s
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost

@@ -93,7 +93,7 @@ def head_html(results: Results) -> str:
     return HEAD.render(
         id=row.id,
         link="compare" if plan.kind == "compare" else "benchmark",
-        runs=json.dumps({"benchmark_id": row.id}),
+        runs=json.dumps({"experiment_id": row.id}),
         name=row.name,
         recommendation=report.recommendation,
         headline=report.headline,

@@ -211,7 +211,7 @@ def test_an_experiment_is_one_row_that_opens_its_requests(
     page: GeneratePage, served: Served, shots: Path
 ) -> None:
     for _ in range(3):
-        finished_run(served.log, labels={"compare": "folded"}, prompt_text="Folded away.")
+        finished_run(served.log, experiment_id="folded", kind="compare", prompt_text="Folded away.")
     finished_run(served.log, prompt_text="Folded away, but alone.")
     opened(page, "Folded away")
     shows(page, "Folded away", rows=1)
@@ -281,7 +281,7 @@ def test_runs_are_carried_away_and_back_and_found_by_group(
 
 def test_a_log_that_fails_is_named_by_whatever_needed_it(chromium: Any, tmp_path: Path) -> None:
     with serving_tiny(tmp_path) as own, GeneratePage.opened(chromium, own.url) as page:
-        finished_run(own.log, prompt_text="Group me.", labels={"compare": "grouped"})
+        finished_run(own.log, prompt_text="Group me.", experiment_id="grouped", kind="compare")
         finished_run(own.log, prompt_text="Group me.")
         opened(page, "Group me.")
         aside = (tmp_path / "runs.db").rename(tmp_path / "aside.db")

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from playground.experiments.finished import finished_requests
+from playground.experiments.statistics import finished_requests
 from storage import RunDetail, RunLog, RunQuery, Status
 from tests.playground.serving import TOKEN
 from tests.playground.test_http import held
@@ -52,9 +52,9 @@ def ids_of(db: Path, status: Status) -> list[str]:
         return list(log.ids(RunQuery(status=status)))
 
 
-def answers(log: RunLog, benchmark_id: str) -> dict[Any, tuple[int, ...]]:
+def answers(log: RunLog, benchmark_id: str, trial: str = "") -> dict[Any, tuple[int, ...]]:
     """Every finished request of an experiment, and its tokens."""
-    found = finished_requests(log, benchmark_id)
+    found = finished_requests(log, benchmark_id, trial=trial)
     return {request.key: request.output_ids for request in found}
 
 

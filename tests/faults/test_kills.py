@@ -23,8 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
-from playground.experiments.sweep.report import SweepStore
-from playground.host.speedup import trial_benchmark_id
+from playground.experiments.sweep.report import read_sweep
 from storage import RunLog, RunQuery
 from tests.faults.children import Child, command, page, page_that_loads_forever, words
 from tests.faults.runs import (
@@ -158,11 +157,11 @@ def swept(folder: Path) -> dict[Any, Any]:
     with RunLog.open(str(folder / "runs.db")) as log:
         (head,) = log.benchmarks.list(9, sweeps=True)
         assert head.status == "completed"
-        sweep = SweepStore(log).load(head.id)
+        sweep = read_sweep(log, head.id)
         return {
             trial.key: (
                 trial.outcome,
-                answers(log, trial_benchmark_id(sweep.benchmark.id, trial.point)),
+                answers(log, sweep.benchmark.id, trial=trial.id),
             )
             for trial in sweep.trials
         }

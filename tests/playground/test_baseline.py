@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from engine.drafters import methods
 from engine.metrics import EQUAL_MARGIN
-from playground.experiments.finished import Pair
 from playground.experiments.plan import BASELINE_NAME, METHOD
 from playground.experiments.report.report import make_report
-from playground.experiments.statistics import Totals
+from playground.experiments.statistics import Pair, Totals
 from playground.experiments.sweep.trials import Trial, with_figures
 from playground.export import offered_runs
 from playground.host.plain import PlainStep

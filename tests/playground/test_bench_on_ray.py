@@ -10,8 +10,8 @@ import gradio as gr
 import pytest
 
 from playground.experiments.cluster import connected
-from playground.experiments.finished import finished_requests
 from playground.experiments.service import Experiments
+from playground.experiments.statistics import finished_requests
 from playground.host.runner import EngineHost
 from playground.host.task import TaskState
 from playground.web.benchmark import BenchmarkPage

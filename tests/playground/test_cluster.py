@@ -31,7 +31,7 @@ TWO = PoolConfig("local", workers=2, cpus=1)
 class Doing(Worker):
     """Does what it is told instead of measuring."""
 
-    def measure(self, plan: Any, benchmark_id: str) -> Any:
+    def measure(self, plan: Any, benchmark_id: str, trial: str) -> Any:
         return plan(self)
 
 

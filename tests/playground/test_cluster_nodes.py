@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.experiments.finished import finished_requests
+from playground.experiments.statistics import finished_requests
 from playground.experiments.worker import program
 from storage import RunLog
 from tests.postgres import Server

@@ -34,7 +34,7 @@ from playground.web.deploy import MAX_FILES, DeployPage, engine_choice, verdict_
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.serving import built
-from tests.storage.conftest import new_run, request_labels, timed_run
+from tests.storage.conftest import new_run, request, timed_run
 
 
 @pytest.fixture
@@ -194,8 +194,7 @@ def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
     ngram = {"decoding_type": "NGram", "max_draft_len": 9}
 
     def compared(tok_s: float, name: str, **more: Any) -> str:
-        labels = request_labels(name, compare="c")
-        return timed_run(log, tok_s, target=LLAMA, labels=labels, method_title=name, **more)
+        return timed_run(log, tok_s, target=LLAMA, method_title=name, **request(name), **more)
 
     slow = compared(15.0, "Slower", method=ngram)
     compared(20.0, "Plain", method=plain["method"])

@@ -11,12 +11,12 @@ import pytest
 from engine.errors import ConfigError, PromptError
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import OWNER, methods_to_try, plan_of
-from playground.experiments.finished import FinishedRequest
 from playground.experiments.measurement import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
 from playground.experiments.plan import ExperimentPlan, Halving
 from playground.experiments.report.report import Report, make_report, read_results
 from playground.experiments.service import Experiments
+from playground.experiments.statistics import FinishedRequest
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from playground.web.report import summary_html

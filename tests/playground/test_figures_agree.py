@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from engine.figures import FIGURES
-from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import Results, make_report
+from playground.experiments.statistics import FinishedRequest
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import RunStream
@@ -40,9 +40,8 @@ from tests.playground.api.test_openai import CHAT
 from tests.playground.bench.requests import plan_of
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama
+from tests.storage.conftest import request
 
-LABELS = {"suite": "s", "category": "chat", "group": "chat", "prompt": "1", "turn": "0"}
-LABELS |= {"repeat": "0", "configuration": "Scripted", "compare": "c"}
 PLAN = plan_of("Plain", "Scripted")
 NAMES = ("mat", "tok_s", "ttft_s", "itl_ms", "draft_acceptance", "num_new_tokens", "num_steps")
 
@@ -91,7 +90,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneRun]:
 
 
 def request_of(one: OneRun) -> FinishedRequest:
-    return FinishedRequest.of(replace(one.detail, labels=LABELS))
+    return FinishedRequest.of(replace(one.detail, **request("Scripted")))
 
 
 def named(*values: Any) -> dict[str, Any]:

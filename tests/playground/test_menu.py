@@ -22,7 +22,7 @@ from playground.web.experiment import ExperimentPage
 from playground.web.shell import run_title
 from presets import method_preset
 from storage import RunLog
-from tests.storage.conftest import finish, new_run, request_labels
+from tests.storage.conftest import finish, new_run, request
 
 EMBEDDED = "smollm2-135m-instruct"
 
@@ -143,8 +143,8 @@ def experiment(log: RunLog, tok_s: float, **changes: Any) -> None:
     """A comparison: 81 tokens of plain decoding at 10 tok/s, and of n-gram lookup."""
     methods = ((settings("plain"), 10.0, 80), (settings("ngram", **changes), tok_s, 20))
     for method, rate, steps in methods:
-        labels = request_labels(method["decoding_type"], compare=f"{tok_s}")
-        run_id = log.begin(new_run(method=method, labels=labels, target=EMBEDDED, **PLACE))
+        asked = request(method["decoding_type"], experiment_id=f"{tok_s}")
+        run_id = log.begin(new_run(method=method, target=EMBEDDED, **asked, **PLACE))
         figures = {"tok_s": rate, "num_steps": steps, "decode_s": 80 / rate}
         finish(log, run_id, figures, output_ids=[5] * 81)
 

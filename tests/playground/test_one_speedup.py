@@ -15,19 +15,19 @@ from engine import formats
 from engine.model.sources import TargetSpec
 from playground.experiments.plan import Configuration
 from playground.experiments.report.report import read_results
-from playground.experiments.sweep.report import SweepStore
+from playground.experiments.sweep.report import read_sweep, save_trial
 from playground.experiments.sweep.trials import Outcome, Trial
 from playground.export import offered_runs
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
-from playground.host.speedup import newest_speedups, trial_benchmark_id
+from playground.host.speedup import newest_speedups
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import RunDetail, RunLog, Status, StoredRun, new_id
 from tests.playground.bench.requests import plan_of
 from tests.playground.sweeps.scripted import pair, write_run
 from tests.playground.sweeps.scripted import plan as sweep_plan
-from tests.storage.conftest import request_labels
+from tests.storage.conftest import request
 
 TARGET = "smollm2-135m-instruct"
 CATALOG = Catalog.shipped()
@@ -82,8 +82,8 @@ def experiments(draw: st.DrawFn) -> list[Answer]:
 
 def stored(number: int, one: Answer, benchmark_id: str, method: dict[str, Any]) -> StoredRun:
     """The run as the log has it; runs are a second apart, in order."""
-    labels = request_labels(one.configuration, str(one.prompt), repeat=str(one.repeat))
-    labels |= {"worker": one.worker} if one.worker else {}
+    of = {"experiment_id": benchmark_id, "kind": "benchmark", "worker": one.worker}
+    asked = request(one.configuration, str(one.prompt), repeat=one.repeat, **of)
     figures: dict[str, Any] = {name: getattr(one, name) for name in ("num_new_tokens", "num_steps")}
     metrics = {**figures, "num_prompt_tokens": 5, "num_drafted": one.num_steps, "num_accepted": 0}
     metrics |= {"ttft_s": 0.1, "decode_s": one.decode_s, "itl_ms": None, "time_split": None}
@@ -112,8 +112,7 @@ def stored(number: int, one: Answer, benchmark_id: str, method: dict[str, Any]) 
         name="",
         note="",
         tags=(),
-        labels=labels,
-        benchmark_id=benchmark_id,
+        **asked,
         deleted=False,
         first_token_id=5,
         first_text="",
@@ -194,13 +193,12 @@ def test_a_trial_that_was_stopped_counts_neither_in_the_report_nor_in_the_table(
 ) -> None:
     sweep_id, plan = new_id(), sweep_plan()
     log.benchmarks.begin(sweep_id, "a sweep", plan.to_dict())
-    store = SweepStore(log)
     trials: dict[Outcome, float] = {"measured": 15.0, "running": 25.0, "failed": 30.0}
     for number, (outcome, speed) in enumerate(trials.items(), start=1):
         point: dict[str, Any] = {"max_draft_len": number}
-        store.save(sweep_id, Trial(number, point, outcome))
-        for request in pair(speed):
-            write_run(log, trial_benchmark_id(sweep_id, point), request)
-    report = store.load(sweep_id).report
+        save_trial(log, sweep_id, trial := Trial(number, point, outcome))
+        for answer in pair(speed):
+            write_run(log, sweep_id, trial.id, answer)
+    report = read_sweep(log, sweep_id).report
     assert [one.ratio for one in report.configurations[1:]] == [1.5]
     assert in_table(log) == "1.50×"

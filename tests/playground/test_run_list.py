@@ -34,7 +34,7 @@ from tests.storage.conftest import (
     finish,
     finished_run,
     new_run,
-    request_labels,
+    request,
     timed_run,
 )
 
@@ -58,7 +58,7 @@ def test_a_run_has_the_speedup_of_its_own_sentence(log: RunLog) -> None:
 def test_plain_decoding_and_requests_of_experiments_have_no_speedup_of_their_own(
     log: RunLog,
 ) -> None:
-    changes: tuple[dict[str, Any], ...] = ({"method": PLAIN}, {"labels": {"compare": "c"}})
+    changes: tuple[dict[str, Any], ...] = ({"method": PLAIN}, {"experiment_id": "c"})
     for change in changes:
         finish(log, timed_run(log, 200.0, num=8, **change), SURE)
     assert [row["speedup"] for row in cells(log, {"group": "run"})] == ["–", "–"]
@@ -115,21 +115,19 @@ def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
     methods |= {"many": (50.0, {**NGRAM, "max_draft_len": 9})}
     for name, (tok_s, method) in methods.items():
         for prompt in "pq":
-            of: dict[str, Any] = {"labels": request_labels(name, prompt), "benchmark_id": benchmark}
+            of = request(name, prompt, experiment_id=benchmark, kind="benchmark")
             timed_run(log, tok_s, num=11, method=method, prompt_text=prompt, **of)
     for number, tok_s in enumerate((20.0, 25.0)):
-        trial: dict[str, Any] = {"num": 11, "benchmark_id": f"{'e' * 16}-{number}"}
-        timed_run(log, 20.0, method=PLAIN, labels=request_labels("plain"), **trial)
-        timed_run(log, tok_s, labels=request_labels("ngram"), **trial)
-    timed_run(log, 20.0, num=11, method=PLAIN, labels=request_labels("plain", compare="c"))
-    failed = log.begin(new_run(labels=request_labels("ngram", compare="c")))
+        trial: dict[str, Any] = {"experiment_id": "e" * 16, "kind": "sweep", "trial": f"{number}"}
+        timed_run(log, 20.0, method=PLAIN, **request("plain", **trial))
+        timed_run(log, tok_s, **request("ngram", **trial))
+    timed_run(log, 20.0, num=11, method=PLAIN, **request("plain"))
+    failed = log.begin(new_run(**request("ngram")))
     finish(log, failed, status="failed")
     last = timed_run(log, 20.0)
 
     rows = cells(log, {})
-    assert [row["id"] for row in rows] == [
-        *(last, "compare:c", f"sweep:{'e' * 16}", f"benchmark:{benchmark}", first)
-    ]
+    assert [row["id"] for row in rows] == [*(last, "c", "e" * 16, benchmark, first)]
     compared, swept, measured = rows[1:4]
     assert measured["prompt"] == ["mine", ""]
     assert (measured["settings"], measured["speedup"]) == ("6 requests", "1.50 … 2.50×")
@@ -139,7 +137,7 @@ def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
 
     links = [row.get("experiment") for row in RunTable(log).view(TableQuery())["rows"]]
     assert links == [None, "?compare=c", "", f"?benchmark={benchmark}", None]
-    inside = RunTable(log).view(TableQuery().in_group("compare:c"))["rows"]
+    inside = RunTable(log).view(TableQuery().in_group("c"))["rows"]
     assert len(inside) == 2 and inside[0]["id"] == failed
     assert len(cells(log, {"group": "run"})) == 14
     assert len(cells(log, {"method_title": "N-gram"})) == 5, "an experiment counts what matches"
@@ -236,9 +234,9 @@ def test_changes_are_done_and_shown(log: RunLog) -> None:
 
 def test_benchmarks_are_listed_by_their_names(log: RunLog) -> None:
     benchmark_id = begun_benchmark(log, "nightly")
-    finished_run(log, benchmark_id=benchmark_id)
+    finished_run(log, experiment_id=benchmark_id)
     menu = RunTable(log).menus([])["filters"]
-    assert ("benchmark nightly", f"benchmark_id = {benchmark_id}") in menu
+    assert ("benchmark nightly", f"experiment_id = {benchmark_id}") in menu
     (row,) = cells(log, {"group": "run"})
     assert row["benchmark_id"] == "nightly"
 

@@ -15,7 +15,7 @@ from engine.tree import ChoiceTree
 from playground.host.live import LiveRun
 from playground.host.recording import Prompt, decode_and_record
 from playground.trees.tables import find_tables, make_table, texts_of_runs
-from storage import RunLog, RunQuery
+from storage import RequestKey, RunLog, RunQuery
 from tests.engine.tuning.runs import Case, golden
 from tests.models import build_context, tiny_target
 from tests.storage.conftest import begun_benchmark
@@ -61,9 +61,9 @@ def test_a_benchmark_s_table_has_one_text_per_prompt_and_its_categories(
     benchmark = begun_benchmark(log, "test")
     for prompt, category in zip(case.prompts, "xyx", strict=False):
         for config in (AutoregressiveConfig(), NGramConfig()):
-            labels = {"category": category}
-            stored_run(log, case, prompt, config, benchmark_id=benchmark, labels=labels)
-    ids = log.ids(RunQuery(benchmark_id=benchmark, descending=False))
+            labels, of = {"category": category}, RequestKey(experiment_id=benchmark)
+            stored_run(log, case, prompt, config, request=of, labels=labels)
+    ids = log.ids(RunQuery(experiment_id=benchmark, descending=False))
     artifact_id, table = make_table(
         log, case.config, case.bench, run_ids=ids, benchmark_id=benchmark
     )

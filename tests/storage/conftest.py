@@ -143,10 +143,11 @@ def finish(log: RunLog, run_id: str, metrics: Any = (), **changes: Any) -> None:
     log.finish(run_id, **{"finish_reason": None, "metrics": dict(metrics), **end})
 
 
-def request_labels(configuration: str, prompt: str = "1", **more: str) -> dict[str, str]:
-    """The labels of an experiment's run."""
-    where = {"suite": "s", "category": "chat", "group": "chat", "prompt": prompt, "turn": "0"}
-    return {**where, "repeat": "0", "configuration": configuration, **more}
+def request(configuration: str, prompt: str = "1", **more: Any) -> dict[str, Any]:
+    """What the run of a comparison's request has, as fields of a `NewRun`."""
+    of: dict[str, Any] = {"experiment_id": "c", "kind": "compare", "suite": "s", "prompt": prompt}
+    of["labels"] = {"category": "chat", "group": "chat"}
+    return {**of, "configuration": configuration, **more}
 
 
 def weighted_std(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -192,7 +193,8 @@ def odd_run(log: RunLog) -> StoredRun:
             prompt_text="line\nline\u2028\x00 🙂",
             messages=({"role": "user", "content": "line\nline"},),
             labels={"turn": "0"},
-            benchmark_id="b1",
+            experiment_id="b1",
+            kind="benchmark",
             sampling={"seed": 2**63, "temperature": 0.1},
         )
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.experiments.sweep.report import SweepStore
+from playground.experiments.sweep.report import read_sweep, stored_trials
 from storage import RunLog, RunQuery, StorageError, copy_log, copying, dialects
 from tests.commands import invoke
 from tests.playground.sweeps.scripted import swept
@@ -49,7 +49,7 @@ def filled(log: RunLog) -> list[str]:
     odd = odd_run(log).run.id
     benchmark_id = begun_benchmark(log, "näme", {"n": math.inf})
     big = "\U0001f642\x00\\u0041 \udcff" * 20_000
-    of_benchmark = finished_run(log, benchmark_id=benchmark_id, prompt_text=big)
+    of_benchmark = finished_run(log, experiment_id=benchmark_id, prompt_text=big)
     log.benchmarks.finish(benchmark_id, "completed", {"speedup": math.nan})
     hidden = finished_run(log, tags=("x",), dtype="a\x00b")
     log.set_deleted([hidden])
@@ -90,7 +90,7 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
         assert repr(copied) == repr(artifact)
         assert into.artifacts.payload(copied.id) == source.artifacts.payload(artifact.id)
     assert [one.benchmark_id for one in into.artifacts.find("ranks")] == [there.id]
-    names = [one.name for one in into.experiments.page(RunQuery()).rows if hasattr(one, "key")]
+    names = [one.name for one in into.experiments.page(RunQuery()).rows if hasattr(one, "num_runs")]
     assert names == ["näme", ""], "the odd run came without its benchmark"
     assert into.ids(RunQuery(text="NÄME", labels={"turn": "0"}, tag="a")) == (ids[0],)
     assert into.ids(RunQuery(text="LINE")) == (ids[0],)
@@ -150,20 +150,20 @@ def test_whole_runs_are_read_and_copied_however_long_that_takes(
 def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -> None:
     with postgres.database("empty_log") as url:  # type: ignore[attr-defined]
         source, into = RunLog.open(str(tmp_path / "a.db")), RunLog.open(url)
-        theirs, ours = SweepStore(source), SweepStore(into)
-        sweep = swept(theirs, trials=3)
+        sweep = swept(source, trials=3)
         source.benchmarks.resume(sweep.benchmark.id)
         list(copy_log(source, into))
         assert (
-            ours.log.benchmarks.list(9, sweeps=True) == () and ours.trials(sweep.benchmark.id) == ()
+            into.benchmarks.list(9, sweeps=True) == ()
+            and stored_trials(into, sweep.benchmark.id) == ()
         ), "it is going on"
         source.benchmarks.finish(sweep.benchmark.id, "completed", {})
-        swept(ours, trials=2)
+        swept(into, trials=2)
         for num_copied in (3, 0):
             *_, progress = copy_log(source, into)
             assert progress.artifacts == num_copied
-        copy = ours.load(sweep.benchmark.id)
-        assert copy.trials == theirs.load(sweep.benchmark.id).trials
+        copy = read_sweep(into, sweep.benchmark.id)
+        assert copy.trials == read_sweep(source, sweep.benchmark.id).trials
         assert copy.plan.to_dict() == sweep.plan.to_dict()
         for one in (source, into):
             one.close()

@@ -12,7 +12,6 @@ import pytest
 import sqlalchemy as sa
 
 from storage import (
-    ExperimentRow,
     RunLog,
     RunQuery,
     SortKey,
@@ -24,7 +23,7 @@ from tests.storage.conftest import (
     finish,
     finished_run,
     new_run,
-    request_labels,
+    request,
     timed_run,
     weighted_std,
 )
@@ -32,7 +31,7 @@ from tests.storage.conftest import (
 
 def test_filters_combine(log: RunLog) -> None:
     finished_run(log, target="a", prompt_text="The 100% sure Fox", tags=("x",))
-    marks: dict[str, Any] = {"benchmark_id": "c", "labels": {"turn": "1", "category": "qa"}}
+    marks: dict[str, Any] = {"experiment_id": "c", "labels": {"turn": "1", "category": "qa"}}
     finished_run(log, target="b", method={"decoding_type": "Medusa"}, **marks)
     running = log.begin(new_run(target="a", prompt_text="something else"))
     assert log.find(RunQuery(target="a")).total == 2
@@ -99,9 +98,14 @@ def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
 
 
 def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: RunLog) -> None:
-    experiments = (None, "one", "two-1", "two-2")
+    experiments: tuple[dict[str, Any], ...] = (
+        {},
+        {"experiment_id": "one"},
+        {"experiment_id": "two", "trial": "1"},
+        {"experiment_id": "two", "trial": "2"},
+    )
     for number in range(16):
-        run_id = log.begin(new_run(benchmark_id=experiments[number % 4]))
+        run_id = log.begin(new_run(**experiments[number % 4]))
         metrics = {"mat": (2.0, None, 1.5, math.nan, 3.5)[number % 5]}
         finish(log, run_id, metrics)
         if number % 6 == 5:
@@ -110,10 +114,10 @@ def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: 
     for sort, descending in product(sorts, (True, False)):
         query = RunQuery(sort=sort, descending=descending, limit=1000)
         runs = log.find(query)
-        expected = list(dict.fromkeys(run.experiment or run.id for run in runs.rows))
+        expected = list(dict.fromkeys(run.experiment_id or run.id for run in runs.rows))
         pages = [log.experiments.page(replace(query, limit=2, offset=o)) for o in range(0, 8, 2)]
         found = [row for page in pages for row in page.rows]
-        rows = [row.key if isinstance(row, ExperimentRow) else row.id for row in found]
+        rows = [row.id for row in found]
         assert rows == expected
         assert {page.total for page in pages} == {len(expected)}
 
@@ -179,17 +183,16 @@ def test_distinct_values_are_listed_in_order(log: RunLog) -> None:
 
 
 def test_timed_requests_are_the_completed_runs_of_an_experiment_oldest_first(log: RunLog) -> None:
-    of: dict[str, Any] = {"labels": request_labels("x", compare="c")}
-    of["environment"] = {"device_name": "a"}
+    of = request("x", environment={"device_name": "a"})
     running = log.begin(new_run(**of))
     ids = [timed_run(log, speed, num=num, **of) for speed, num in ((20.0, 11), (None, 31))]
     for status in ("failed", "cancelled"):
         finish(log, log.begin(new_run(**of)), {"decode_s": 1.0}, status=status)
     log.set_deleted([timed_run(log, 99.0, **of)])
     timed_run(log, 50.0)
-    assert log.experiments.newest() == ("compare:c",)
-    timed_run(log, 50.0, labels={**request_labels("x", compare="c"), "turn": "first"})
-    timed = log.experiments.timed_requests(["compare:c", "benchmark:b"])
+    assert log.experiments.newest() == ("c",)
+    timed_run(log, 50.0, experiment_id="c", kind="compare")
+    timed = log.experiments.timed_requests(["c", "b"])
     assert [(t.run_id, t.num_new_tokens, t.decode_s) for t in timed] == [
         (ids[0], 11, 0.5),
         (ids[1], 31, 0.0),
@@ -197,7 +200,7 @@ def test_timed_requests_are_the_completed_runs_of_an_experiment_oldest_first(log
     assert (timed[0].configuration, timed[0].turn, timed[0].machine) == ("x", 0, ("", "a"))
     log.set_deleted([ids[0]])
     finish(log, running, {"decode_s": 2.0})
-    again = log.experiments.timed_requests(["compare:c"])
+    again = log.experiments.timed_requests(["c"])
     assert [(t.run_id, t.decode_s) for t in again] == [(running, 2.0), (ids[1], 0.0)]
     log.set_deleted([ids[0]], deleted=False)
-    assert [t.run_id for t in log.experiments.timed_requests(["compare:c"])] == [running, *ids]
+    assert [t.run_id for t in log.experiments.timed_requests(["c"])] == [running, *ids]

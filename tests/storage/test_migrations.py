@@ -72,7 +72,7 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     run, (head,) = detail(log, left.id), log.benchmarks.list()
     assert run.environment == {"odd": math.inf}
     assert run.messages == ({"role": "user", "content": "héllo \x00"},)
-    assert run.output_ids == (5, 6, 9, 6, 9) and run.benchmark_id == head.id
+    assert run.output_ids == (5, 6, 9, 6, 9) and run.experiment_id == head.id
     first, second = log.steps(run.id)
     assert first == step(0) and math.isnan(second.draft_probs[1] or 0)
     benchmark = log.benchmarks.get(head.id)
@@ -87,7 +87,7 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
 
 
 WIDER = """with op.batch_alter_table("runs") as runs:
-        runs.add_column(sa.Column("turn", sa.Integer))
+        runs.add_column(sa.Column("weather", sa.Integer))
         runs.alter_column("name", type_=sa.String(300), existing_type=sa.String(255))"""
 """SQLite cannot alter a column, so there the table is rebuilt."""
 
@@ -98,11 +98,11 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     folder = tmp_path / "migrations"
     shutil.copytree(database.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     head = (
-        'from alembic import op\nimport sqlalchemy as sa\nrevision = "0009"\ndown_revision = "0008"'
+        'from alembic import op\nimport sqlalchemy as sa\nrevision = "0010"\ndown_revision = "0009"'
     )
 
     def make(upgrade: str) -> None:
-        file = folder / "versions" / "v0009_next.py"
+        file = folder / "versions" / "v0010_next.py"
         file.write_text(f"{head}\ndef upgrade() -> None:\n    {upgrade}\n")
         monkeypatch.setattr(database, "MIGRATIONS", folder)
 
@@ -116,7 +116,7 @@ def content(url: str) -> dict[str, list[str]]:
     with engine.connect() as connection:
         for name in metadata.tables:
             rows = connection.execute(sa.text(f"SELECT * FROM {name}")).mappings()
-            whole[name] = [repr({**row, "turn": None}) for row in rows]
+            whole[name] = [repr({**row, "weather": None}) for row in rows]
             for index in sa.inspect(connection).get_indexes(name):
                 where = [str(option) for option in index.get("dialect_options", {}).values()]
                 text = f"{index['name']} {index['column_names']} {where}"
@@ -136,7 +136,7 @@ def test_a_migration_that_rebuilds_the_runs_keeps_every_row_of_every_table(
     with RunLog.open(url) as log:
         assert content(url) == before
         with log._database.transaction() as connection:
-            connection.execute(sa.text("UPDATE runs SET turn = 1"))
+            connection.execute(sa.text("UPDATE runs SET weather = 1"))
             connection.execute(sa.text(f"DELETE FROM runs WHERE id = '{ids[0]}'"))
         assert not log.steps(ids[0]), "deleting cascades as before"
     RunLog.open(url).close()
@@ -145,7 +145,7 @@ def test_a_migration_that_rebuilds_the_runs_keeps_every_row_of_every_table(
 @pytest.mark.parametrize(
     ("last", "message"),
     [
-        ('op.execute("DELETE FROM runs")', r"update to schema 0009, rows would refer"),
+        ('op.execute("DELETE FROM runs")', r"update to schema 0010, rows would refer"),
         ('op.execute("DELETE FROM nowhere")', "no such table: nowhere"),
     ],
 )

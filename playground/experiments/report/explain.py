@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from engine import formats
 from engine.metrics import EQUAL_MARGIN
-from playground.experiments.finished import Pair
-from playground.experiments.statistics import Totals, totals_of
+from playground.experiments.statistics import Pair, Totals, totals_of
 from playground.host.balance import Balance, hardly_drafts, missing_drafts, step_words
 from playground.host.speedup import Speedup, doubt_of, speedup_of
 

@@ -10,10 +10,16 @@ from typing import Any
 from engine import safe_text
 from engine.figures import POOLED_FORMULAS
 from engine.safe_text import csv_line, file_name
-from playground.experiments.finished import PARTS, FinishedRequest
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import Results
-from playground.experiments.statistics import LATENCY_ROWS, THROUGHPUTS, LatencyTable, Statistic
+from playground.experiments.statistics import (
+    LATENCY_ROWS,
+    PARTS,
+    THROUGHPUTS,
+    FinishedRequest,
+    LatencyTable,
+    Statistic,
+)
 
 GENAI_PERF = "profile_export_genai_perf"
 DEFINITIONS = POOLED_FORMULAS | {
@@ -130,7 +136,7 @@ def _genai_perf(latency: LatencyTable) -> tuple[dict[str, Any], str]:
 
 def requests_csv(results: Results) -> str:
     """One line per finished request."""
-    left_out = ("benchmark_id", "at_least", "split_s", "output_ids", "text")
+    left_out = ("experiment_id", "kind", "trial", "at_least", "split_s", "output_ids", "text")
     names = [f.name for f in fields(FinishedRequest) if f.name not in left_out]
     names += ["latency_s", "tok_s", "mat"]
     rows = [[*(getattr(r, n) for n in names), *r.split_s] for r in results.requests]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import plotly.graph_objects as go
 
 from engine.errors import validate_choice
-from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.report import Report, Section
+from playground.experiments.statistics import FinishedRequest
 from playground.host.speedup import Speedup
 from playground.plots import GREY, HUES, TEXT, styled
 

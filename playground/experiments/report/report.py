@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from statistics import fmean
@@ -14,7 +14,6 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.metrics import TimeSplit
 from playground.experiments.chooser import Chooser
-from playground.experiments.finished import FinishedRequest, Pair, finished_requests, runs_of
 from playground.experiments.plan import Configuration, ExperimentPlan, Halving, SweepPlan
 from playground.experiments.prompts import in_order
 from playground.experiments.report.explain import Explanation, explain
@@ -32,8 +31,11 @@ from playground.experiments.report.verdict import (
     verdict_of,
 )
 from playground.experiments.statistics import (
+    FinishedRequest,
     LatencyTable,
+    Pair,
     Totals,
+    finished_requests,
     latency_table,
     position_rates,
 )
@@ -353,7 +355,7 @@ def read_results(
     planned = None if row.status == "completed" else plan.num_requests
     audits = audits_of(log, benchmark_id)
     report = make_report(plan, finished, audits, planned=planned, faults=faults)
-    return Results(row, plan, finished, report, environment_of(log, runs_of(benchmark_id)))
+    return Results(row, plan, finished, report, environment_of(log, benchmark_id))
 
 
 def stored_experiment(
@@ -361,10 +363,10 @@ def stored_experiment(
 ) -> tuple[Benchmark, ExperimentPlan]:
     """The row of an experiment and its plan.
 
-    Raises ConfigError: no such experiment is in the log, or it is a sweep (see `SweepStore`).
+    Raises ConfigError: no such experiment is in the log, or it is a sweep (see `stored_sweep`).
     """
     row = log.benchmarks.get(benchmark_id)
-    if row is None or row.plan.get("kind") == "sweep":
+    if row is None or row.kind == "sweep":
         raise unknown_experiment(benchmark_id)
     return row, ExperimentPlan.stored(row.plan, types)
 
@@ -373,9 +375,10 @@ def unknown_experiment(benchmark_id: str) -> ConfigError:
     return ConfigError(f"No experiment {benchmark_id!r:.80} is in the log.")
 
 
-def environment_of(log: RunLog, runs: RunQuery) -> Mapping[str, Any]:
+def environment_of(log: RunLog, benchmark_id: str) -> Mapping[str, Any]:
     """The environment of an experiment's first run; empty before it."""
-    first = next(iter(log.rows(replace(runs, descending=False, limit=1))), None)
+    query = RunQuery(experiment_id=benchmark_id, descending=False, limit=1)
+    first = next(iter(log.rows(query)), None)
     run = None if first is None else log.get(first.id)
     return {} if run is None else run.environment
 

@@ -20,7 +20,7 @@ from engine.metrics import first_divergence
 from engine.model.audit import Audit, audit
 from engine.model.target import Target
 from playground.errors import Fault, attempt
-from playground.experiments.finished import FinishedRequest, Pair
+from playground.experiments.statistics import FinishedRequest, Pair
 from playground.host.speedup import DOUBTS, Speedup
 from storage import RunLog
 

@@ -1,7 +1,7 @@
 """The results of a sweep so far: its trials, the best of them, and its settings as a method file.
 
-A sweep is a row of the run log; its trials are artifacts of that row, and every trial with figures
-is a configuration of its report, read from the trial's runs.
+A sweep is a row of the run log, and its runs name the trial that they belong to. The outcomes of
+the trials are artifacts of that row; every trial with figures is a configuration of its report.
 
 Every trial answers the same prompts, so trials are compared prompt by prompt. The best is chosen on
 the same data, so the comparisons use Bonferroni's correction for the number of the others.
@@ -21,7 +21,6 @@ from engine import formats
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import plural
-from playground.experiments.finished import FinishedRequest, finished_requests, runs_of
 from playground.experiments.plan import SweepPlan
 from playground.experiments.prompts import in_order
 from playground.experiments.report.columns import COLUMNS, Cell
@@ -35,9 +34,10 @@ from playground.experiments.report.report import (
     unknown_experiment,
 )
 from playground.experiments.space import Objective, point_text, setting_text
+from playground.experiments.statistics import FinishedRequest, finished_requests
 from playground.experiments.sweep.trials import Trial, num_done, with_figures
 from playground.host.catalog import MethodTypes
-from playground.host.speedup import DOUBTS, TRIAL, differ, key_of, trial_benchmark_id, trials_of
+from playground.host.speedup import DOUBTS, TRIAL, differ, key_of, trials_of
 from storage import Benchmark, RunLog
 
 BEST = "best"
@@ -144,7 +144,7 @@ class SweepResults(Results):
         trials = [
             {
                 "name": trial.name,
-                "benchmark": trial_benchmark_id(self.benchmark.id, trial.point),
+                "trial": trial.id,
                 **_meta_of(trial),
                 "outcome": self.outcome(trial),
                 "reason": self.reason(trial),
@@ -238,58 +238,63 @@ def _gain(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
 # ---- in the log
 
 
-class SweepStore:
-    """The sweeps of a run log; `types` are the methods that they may name, by default all."""
+def stored_trials(log: RunLog, sweep_id: str) -> tuple[Trial, ...]:
+    """Those that have begun, by number, without figures."""
+    metas = trials_of(log, sweep_id)
+    return tuple(Trial(**{name: meta[name] for name in FIELDS}) for meta in metas)
 
-    def __init__(self, log: RunLog, types: MethodTypes | None = None) -> None:
-        self.log, self._types = log, types
 
-    def trials(self, sweep_id: str) -> tuple[Trial, ...]:
-        """Those that have begun, by number, without figures."""
-        metas = trials_of(self.log, sweep_id)
-        return tuple(Trial(**{name: meta[name] for name in FIELDS}) for meta in metas)
+def save_trial(log: RunLog, sweep_id: str, trial: Trial) -> None:
+    """Store a trial in place of its earlier version."""
+    key, meta = {"number": trial.number}, _meta_of(trial)
+    log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
 
-    def save(self, sweep_id: str, trial: Trial) -> None:
-        """Store a trial in place of its earlier version."""
-        key, meta = {"number": trial.number}, _meta_of(trial)
-        self.log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
 
-    def stored_sweep(self, sweep_id: str) -> tuple[Benchmark, SweepPlan]:
-        """The row of a sweep and its plan. Raises ConfigError: it is not in the log."""
-        row = self.log.benchmarks.get(sweep_id)
-        if row is None or row.plan.get("kind") != "sweep":
-            raise unknown_experiment(sweep_id)
-        return row, SweepPlan.stored(row.plan, self._types)
+def stored_sweep(
+    log: RunLog, sweep_id: str, types: MethodTypes | None = None
+) -> tuple[Benchmark, SweepPlan]:
+    """The row of a sweep and its plan; `types` are the methods that it may name, by default all.
 
-    def load(self, sweep_id: str, known: Iterable[FinishedRequest] = ()) -> SweepResults:
-        """A sweep and its results; `known` are requests that were read before.
+    Raises ConfigError: it is not in the log.
+    """
+    row = log.benchmarks.get(sweep_id)
+    if row is None or row.kind != "sweep":
+        raise unknown_experiment(sweep_id)
+    return row, SweepPlan.stored(row.plan, types)
 
-        Raises ConfigError: it is not in the log.
-        """
-        row, plan = self.stored_sweep(sweep_id)
-        requests = finished_requests(self.log, sweep_id, known, sweep=True)
-        by_trial: dict[str, list[FinishedRequest]] = defaultdict(list)
-        for request in requests:
-            by_trial[request.benchmark_id].append(request)
 
-        def read_figures(trial: Trial) -> Trial:
-            own = by_trial[trial_benchmark_id(sweep_id, trial.point)]
-            return with_figures(trial, plan, own) if trial.outcome == "measured" else trial
+def read_sweep(
+    log: RunLog,
+    sweep_id: str,
+    types: MethodTypes | None = None,
+    known: Iterable[FinishedRequest] = (),
+) -> SweepResults:
+    """A sweep and its results; `known` are requests that were read before.
 
-        trials = tuple(map(read_figures, self.trials(sweep_id)))
-        best, ties = ranking(trials, plan.chooser.objective)
-        plain = [one for one in requests if one.configuration == plan.reference.name]
-        reference = make_section(plan.reference, plain, plain, {} if plan.sampling.greedy else None)
-        sections = reference, *(trial.section for trial in trials if trial.section is not None)
-        report = Report(
-            configurations=sections,
-            groups=tuple(in_order(request.group for request in requests)),
-            num_done=len(requests),
-            headline=headline_of(plan, trials, best, ties),
-            leader=leader_of(sections).name,
-        )
-        here = environment_of(self.log, runs_of(sweep_id, sweep=True))
-        return SweepResults(row, plan, tuple(requests), report, here, trials, best, ties)
+    Raises ConfigError: it is not in the log.
+    """
+    row, plan = stored_sweep(log, sweep_id, types)
+    requests = finished_requests(log, sweep_id, known)
+    by_trial: dict[str, list[FinishedRequest]] = defaultdict(list)
+    for request in requests:
+        by_trial[request.trial].append(request)
+    trials = tuple(
+        with_figures(trial, plan, by_trial[trial.id]) if trial.outcome == "measured" else trial
+        for trial in stored_trials(log, sweep_id)
+    )
+    best, ties = ranking(trials, plan.chooser.objective)
+    plain = [one for one in requests if one.configuration == plan.reference.name]
+    reference = make_section(plan.reference, plain, plain, {} if plan.sampling.greedy else None)
+    sections = reference, *(trial.section for trial in trials if trial.section is not None)
+    report = Report(
+        configurations=sections,
+        groups=tuple(in_order(request.group for request in requests)),
+        num_done=len(requests),
+        headline=headline_of(plan, trials, best, ties),
+        leader=leader_of(sections).name,
+    )
+    here = environment_of(log, sweep_id)
+    return SweepResults(row, plan, tuple(requests), report, here, trials, best, ties)
 
 
 def _meta_of(trial: Trial) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A running sweep: trial after trial until its plan is done, each stored before the next begins.
 
-A trial is a small benchmark of one configuration against plain decoding. Killing the process loses
-at most the running request: the sweep's trials are continued from the log.
+The requests of a trial are one configuration's and plain decoding's. Killing the process loses at
+most the running request: the sweep's trials are continued from the log.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError
 from playground.experiments.cluster import WorkerLostError, Workers
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import finished_requests, plain_pairs
-from playground.experiments.measurement import Progress, Summary
-from playground.experiments.plan import METHOD, SweepPlan
+from playground.experiments.measurement import Measurement, Progress, Summary
+from playground.experiments.plan import METHOD, ExperimentPlan, SweepPlan
 from playground.experiments.space import point_text
-from playground.experiments.sweep.report import SweepStore
+from playground.experiments.statistics import FinishedRequest, finished_requests, plain_pairs
+from playground.experiments.sweep.report import save_trial, stored_trials
 from playground.experiments.sweep.trials import OptunaChooser, Outcome, Trial, with_figures
 from playground.host.runner import EngineHost, MeasurementFailedError
-from playground.host.speedup import trial_benchmark_id
 from playground.host.task import ClosingError
+from storage import RunLog
 
 NO_PAIR = "No prompt was answered by both methods. "
 NO_FIGURE = (
@@ -35,54 +35,71 @@ NO_FIGURE = (
     "larger max_new_tokens, or ignore_eos."
 )
 CANCELLED = Summary(True, 0, 0, ())
+OnProgress = Callable[[Progress], None]
+MeasureTrial = Callable[[Trial, ExperimentPlan, OnProgress], Summary]
+"""Measures whatever the log lacks of a trial's plan."""
 
 
 class Sweep(Experiment):
-    """One sweep from the queue to its end; runs of a point carry its `trial_benchmark_id`."""
+    """One sweep from the queue to its end; the runs of a trial carry its id."""
 
     plan: SweepPlan
 
-    def __init__(
-        self, store: SweepStore, plan: SweepPlan, *, benchmark_id: str | None = None
-    ) -> None:
-        super().__init__(store.log, plan, benchmark_id=benchmark_id)
-        self.store = store
+    def __init__(self, log: RunLog, plan: SweepPlan, *, benchmark_id: str | None = None) -> None:
+        super().__init__(log, plan, benchmark_id=benchmark_id)
         self._trials_lock, self._failed = threading.RLock(), threading.Event()
 
     # ---- where its trials are measured
 
     def measure(self, context: BuildContext) -> Summary:
-        return self.search(lambda trial: trial.measure(context))
+        return self.search(partial(self._measure_trial, context))
 
     def measure_on(self, workers: Workers) -> Summary:
-        def measure(running: RunningTrial) -> Summary:
+        def measure(trial: Trial, plan: ExperimentPlan, on_progress: OnProgress) -> Summary:
             return workers.measure(
-                running.plan,
-                running.id,
-                title=running.trial.name,
-                on_progress=running.update,
-                cancelled=running.cancelled,
+                plan,
+                self.id,
+                title=trial.name,
+                trial=trial.id,
+                on_progress=on_progress,
+                cancelled=self.cancelled,
             )
 
         return self.search(measure, parallel=len(workers.rows()))
 
     def enqueue(self, host: EngineHost) -> Callable[[], Summary]:
         """Queue every trial on its own, so that other runs can go in between."""
-        target = self.plan.target.title or self.plan.target.name
+        loading = Progress(0, 0, f"loading {self.plan.target.title or self.plan.target.name}", None)
 
-        def measure(trial: RunningTrial) -> Summary:
-            trial.report_progress(f"loading {target}")
+        def measure(trial: Trial, plan: ExperimentPlan, on_progress: OnProgress) -> Summary:
+            on_progress(loading)
+
+            def work(context: BuildContext) -> Summary:
+                return self._measure_trial(context, trial, plan, on_progress)
+
             try:
-                return self.turn(host, trial.measure, wait_for_room=True)()
+                return self.turn(host, work, wait_for_room=True)()
             except (CancelledError, ClosingError):
                 self.cancel()
                 return CANCELLED
 
         return partial(self.search, measure)
 
+    def _measure_trial(
+        self, context: BuildContext, trial: Trial, plan: ExperimentPlan, on_progress: OnProgress
+    ) -> Summary:
+        return Measurement(
+            plan=plan,
+            log=self.log,
+            benchmark_id=self.id,
+            trial=trial.id,
+            on_progress=on_progress,
+            cancelled=self.cancelled,
+        ).run(context)
+
     # ---- trial after trial
 
-    def search(self, measure: Callable[[RunningTrial], Summary], parallel: int = 1) -> Summary:
+    def search(self, measure: MeasureTrial, parallel: int = 1) -> Summary:
         """Measure the remaining trials.
 
         Args:
@@ -92,7 +109,7 @@ class Sweep(Experiment):
             PlaygroundError, StorageError: target or log failed, or too many combinations in a row
                 are refused or fail; the sweep can be resumed.
         """
-        begun, save = self.store.load(self.id).trials, partial(self.store.save, self.id)
+        begun, save = stored_trials(self.log, self.id), partial(save_trial, self.log, self.id)
         self.trials = OptunaChooser(self.plan, begun, save, parallel=parallel)
         self.report_progress("starting")
         if parallel == 1:
@@ -108,7 +125,7 @@ class Sweep(Experiment):
     def cancelled(self) -> bool:
         return super().cancelled() or self._failed.is_set()
 
-    def _run_trials(self, measure: Callable[[RunningTrial], Summary]) -> None:
+    def _run_trials(self, measure: MeasureTrial) -> None:
         """Run trials until none is left; an error also ends those of the other threads."""
         try:
             while not self.cancelled():
@@ -130,19 +147,17 @@ class Sweep(Experiment):
 
     # ---- one trial
 
-    def _run_trial(
-        self, trial: Trial, optuna_trial: optuna.Trial, measure: Callable[[RunningTrial], Summary]
-    ) -> None:
+    def _run_trial(self, trial: Trial, optuna_trial: optuna.Trial, measure: MeasureTrial) -> None:
         """Measure one point and store the outcome, unless the sweep was stopped."""
         began_s = time.monotonic()
         outcome: Outcome = "measured"
         reason = ""
         try:
-            running = RunningTrial(self, trial)
-            summary = measure(running)
+            plan = self.plan.trial(self.plan.space.config(trial.point))
+            summary = measure(trial, plan, self._progress_of(trial, plan))
             if self.cancelled():
                 return
-            trial = running.result(summary)
+            trial = self._measured(trial, summary)
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
         except (MeasurementFailedError, OutOfMemoryError, WorkerLostError) as error:
@@ -153,42 +168,30 @@ class Sweep(Experiment):
             self.trials.end(optuna_trial, ended)
         self.report_progress("next trial")
 
+    def _progress_of(self, trial: Trial, plan: ExperimentPlan) -> OnProgress:
+        """Reports a trial's progress as part of the sweep's."""
+        requests = self._requests_of(trial)
 
-class RunningTrial(Experiment):
-    """A trial while its point is measured."""
+        def on_progress(progress: Progress) -> None:
+            if progress.last is not None:
+                requests.append(progress.last)
+            num_pairs, planned = len(plain_pairs(requests, METHOD, plan)), plan.num_turns
+            doing = f"{trial.name}: {point_text(trial.point)} · {num_pairs} of {planned} answered"
+            self.report_progress(f"{doing} · {progress.message}", num_pairs / planned)
 
-    def __init__(self, sweep: Sweep, trial: Trial) -> None:
-        """Raises ConfigError: the method cannot have the settings of this point."""
-        super().__init__(sweep.log, sweep.plan.trial(sweep.plan.space.config(trial.point)))
-        self.id = trial_benchmark_id(sweep.id, trial.point)
-        self.trial, self._sweep = trial, sweep
-        self.requests = self.log.wait_for(lambda: finished_requests(self.log, self.id))
+        return on_progress
 
-    def result(self, summary: Summary) -> Trial:
+    def _measured(self, trial: Trial, summary: Summary) -> Trial:
         """The trial with the figures of its runs in the log. Raises ConfigError: it has none."""
-        requests = self.log.wait_for(lambda: finished_requests(self.log, self.id, self.requests))
-        plan = self._sweep.plan
-        trial = with_figures(self.trial, plan, requests)
+        trial = with_figures(trial, self.plan, self._requests_of(trial))
         if trial.section is None:
             skipped = next(iter(summary.skipped), None)
             raise ConfigError(
                 NO_PAIR + (skipped.reason if skipped else "See its runs in the log for the reason.")
             )
-        if trial.told(plan.chooser.objective) is None:
+        if trial.told(self.plan.chooser.objective) is None:
             raise ConfigError(NO_FIGURE)
         return trial
 
-    def update(self, progress: Progress) -> None:
-        super().update(progress)
-        self.report_progress(progress.message)
-
-    def report_progress(self, message: str) -> None:
-        """Report progress as part of the sweep's."""
-        planned, trial = self._sweep.plan.num_turns, self.trial
-        num_pairs = len(plain_pairs(self.requests, METHOD, self.plan))
-        answered, share = f"{num_pairs} of {planned} answered", num_pairs / planned
-        doing = f"{trial.name}: {point_text(trial.point)} · {answered} · {message}"
-        self._sweep.report_progress(doing, share)
-
-    def cancelled(self) -> bool:
-        return self._sweep.cancelled()
+    def _requests_of(self, trial: Trial) -> list[FinishedRequest]:
+        return self.log.wait_for(lambda: finished_requests(self.log, self.id, trial=trial.id))

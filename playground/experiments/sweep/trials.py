@@ -23,13 +23,13 @@ from optuna.trial import TrialState, create_trial
 
 from engine.errors import PlaygroundError
 from engine.formats import DASH
-from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import METHOD, Configuration, SweepPlan
 from playground.experiments.report.columns import Cell, Column
 from playground.experiments.report.report import Section, make_section
 from playground.experiments.space import Mode, Objective, Point, Space, VariedSetting
+from playground.experiments.statistics import FinishedRequest
 from playground.host.controls import Control
-from playground.host.speedup import Counts, key_of, pair_requests, prompt_counts
+from playground.host.speedup import Counts, key_of, pair_requests, prompt_counts, trial_id
 
 MAX_REFUSED = 100
 """Refused trials in a row after which a search gives up."""
@@ -76,6 +76,11 @@ class Trial:
     @property
     def key(self) -> str:
         return key_of(self.point)
+
+    @property
+    def id(self) -> str:
+        """What its runs carry."""
+        return trial_id(self.point)
 
     def cell(self, column: Column) -> Cell:
         """One of its figures."""

@@ -8,15 +8,15 @@ from typing import Any
 from engine.config import Limits, Sampling
 from engine.drafters import parse_method
 from engine.model.sources import TargetSpec
-from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import Configuration, ExperimentPlan, Item
+from playground.experiments.statistics import FinishedRequest
 from storage import RunLog, RunQuery, RunSummary
 from tests.playground.tiny import ScriptedConfig
 
 
 def runs_of(log: RunLog, benchmark_id: str) -> Sequence[RunSummary]:
     """Every run of an experiment, oldest first."""
-    return log.rows(RunQuery(benchmark_id=benchmark_id, descending=False, limit=1000))
+    return log.rows(RunQuery(experiment_id=benchmark_id, descending=False, limit=1000))
 
 
 def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
@@ -27,7 +27,7 @@ def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
     num_accepted = 0 if configuration.lower().startswith("plain") else 3
     values: dict[str, Any] = {
         "run_id": f"run-{configuration}",
-        "benchmark_id": "b",
+        "experiment_id": "b",
         "suite": "s",
         "category": "writing",
         "group": "chat",

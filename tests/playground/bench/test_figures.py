@@ -13,12 +13,11 @@ from scipy.stats import t as student
 
 from engine.metrics import percentile
 from engine.model.audit import Audit, LogitGap
-from playground.experiments.finished import Pair
 from playground.experiments.report.columns import Cell, speedup_cell, summary
 from playground.experiments.report.plots import report_figure
 from playground.experiments.report.report import make_report
 from playground.experiments.report.verdict import CAUSES, trust_in
-from playground.experiments.statistics import Statistic, latency_table
+from playground.experiments.statistics import Pair, Statistic, latency_table
 from playground.host.speedup import NO_INTERVAL, request_speedup_of, speedup_of, student_t
 from tests.playground.bench.requests import measured, plan_of
 

@@ -16,11 +16,11 @@ from engine.config import Limits
 from engine.drafters import methods
 from engine.model.sources import TargetSpec
 from playground.cli.bench import configurations_of
-from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item
 from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.page import command, page_html, prompts_file
 from playground.experiments.report.report import Results, make_report
+from playground.experiments.statistics import FinishedRequest
 from tests.playground.bench.requests import measured, plan_of
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"

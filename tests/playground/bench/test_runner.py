@@ -13,11 +13,11 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
 from engine.tuning.experience import ExperienceStore
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import PARTS, finished_requests, plain_pairs
 from playground.experiments.measurement import Measurement, Progress, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
 from playground.experiments.report.report import read_results
 from playground.experiments.report.verdict import audit_divergences, audits_of
+from playground.experiments.statistics import PARTS, finished_requests, plain_pairs
 from playground.host.task import time_left
 from storage import RunLog
 from tests.engine.test_rotary import LONG, SHORT, longrope
@@ -69,9 +69,9 @@ def test_every_request_is_a_run_with_steps_and_labels(done: Done) -> None:
     log, plan, runs = done.log, done.plan, list(runs_of(done.log, done.id))
     assert done.summary.status == "completed"
     assert done.summary.num_new == len(runs) == plan.num_requests
-    wanted = [request.labels for requests in plan.rounds() for request in requests]
-    assert [dict(run.labels) for run in runs] == wanted
-    assert all(run.benchmark_id == done.id and run.status == "completed" for run in runs)
+    wanted = [request.key for requests in plan.rounds() for request in requests]
+    assert [run.key for run in runs] == wanted
+    assert all(run.experiment_id == done.id and run.status == "completed" for run in runs)
     assert all(len(log.steps(run.id)) == run.num_steps > 0 for run in runs)
     stored = log.benchmarks.get(done.id)
     assert stored is not None and stored.status == "completed"

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.report import make_report
 from playground.experiments.report.verdict import num_unsteady
-from playground.experiments.statistics import Totals
+from playground.experiments.statistics import FinishedRequest, Totals
 from playground.host.speedup import pair_requests, speedup_of
 from tests.playground.bench.requests import measured, plan_of
 

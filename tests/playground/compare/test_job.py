@@ -32,7 +32,7 @@ from tests.playground.tiny import held_drafts
 
 def stored(log: RunLog, comparison: Comparison) -> list[RunDetail]:
     """Its runs, in the order in which they ran."""
-    query = RunQuery(labels={"compare": comparison.id}, descending=False, limit=500)
+    query = RunQuery(experiment_id=comparison.id, descending=False, limit=500)
     details = [log.get(run.id) for run in log.find(query).rows]
     return [run for run in details if run is not None]
 
@@ -48,7 +48,7 @@ def test_every_run_has_the_labels_that_a_link_needs(pair: Comparison, log: RunLo
     runs = stored(log, pair)
     assert len(runs) == 3 * 2 * 2 and {run.status for run in runs} == {"completed"}
     labels = runs[-1].labels
-    assert labels["compare"] == pair.id
+    assert {run.kind for run in runs} == {"compare"} and labels["turn"] == "0"
     assert labels["configuration"] == runs[-1].method_title == "Scripted tree (2)"
     by_prompt = {run.labels["prompt"]: run for run in runs}
     assert by_prompt["1"].messages and by_prompt["1"].prompt_text == "Say hello."

@@ -46,7 +46,7 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
         stored = [mine.get(row.id) for row in mine.find().rows]
         (folded,) = mine.experiments.page(RunQuery()).rows
     assert "vllm:request_success_total{" not in own_metrics.text().decode()
-    assert isinstance(folded, ExperimentRow) and folded.key.startswith("replay:")
+    assert isinstance(folded, ExperimentRow) and folded.kind == "replay"
     assert folded.num_runs == folded.num_completed == len(stored)
     assert report.engine.name == "playground"
     assert [level.concurrency for level in report.drafting] == [1, 2]

@@ -1,23 +1,14 @@
-"""Sweeps in memory, and a server whose catalogue has n-gram lookup."""
+"""A server whose catalogue has n-gram lookup."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.drafters.lookup.ngram import NGramConfig
-from playground.experiments.sweep.report import SweepStore
 from playground.host.catalog import Catalog
-from storage import RunLog
 from tests.playground.tiny import offering, tiny_catalog
-
-
-@pytest.fixture
-def store() -> Iterator[SweepStore]:
-    with RunLog.open() as log:
-        yield SweepStore(log)
 
 
 def ngram_catalog(folder: Path) -> Catalog:

@@ -6,19 +6,28 @@ Their runs are in the log as the engine would have left them: only the clock is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from engine.config import Limits
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from playground.experiments.finished import METRICS, PARTS, FinishedRequest, Pair
 from playground.experiments.measurement import Progress, Summary
-from playground.experiments.plan import BASELINE_NAME, METHOD, Configuration, Item, SweepPlan
+from playground.experiments.plan import (
+    BASELINE_NAME,
+    METHOD,
+    Configuration,
+    ExperimentPlan,
+    Item,
+    SweepPlan,
+)
 from playground.experiments.space import OptunaSearch, SearchSettings
-from playground.experiments.sweep.report import SweepResults, SweepStore
-from playground.experiments.sweep.search import RunningTrial, Sweep
-from storage import PLAIN, RunLog
+from playground.experiments.statistics import METRICS, PARTS, FinishedRequest, Pair
+from playground.experiments.sweep.report import SweepResults, read_sweep
+from playground.experiments.sweep.search import OnProgress, Sweep
+from playground.experiments.sweep.trials import Trial
+from storage import PLAIN, RunLog, key_values
 from tests.playground.bench.requests import measured, plan_of
 from tests.storage.conftest import new_run
 
@@ -68,15 +77,15 @@ def pair(tok_s: float, prompt: int = 0, *, drift: float = 1.0) -> Pair:
     return answer(drift * tok_s, prompt, METHOD), plain
 
 
-def write_run(log: RunLog, benchmark_id: str, request: FinishedRequest) -> FinishedRequest:
-    """Write the run of a request to the log; returns the request as it is read from there."""
-    labels = ("suite", "category", "group", "prompt", "turn", "repeat", "configuration")
+def write_run(log: RunLog, sweep_id: str, trial: str, request: FinishedRequest) -> FinishedRequest:
+    """Write the run of a trial's request to the log; returns the request as it is read there."""
+    key = replace(request, experiment_id=sweep_id, kind="sweep", trial=trial)
     method = PLAIN if request.configuration == BASELINE_NAME else "NGram"
     run_id = log.begin(
         new_run(
-            benchmark_id=benchmark_id,
+            **key_values(key),
             method={"decoding_type": method},
-            labels={name: str(getattr(request, name)) for name in labels},
+            labels={"category": request.category, "group": request.group},
         )
     )
     steps = request.num_steps or 1
@@ -104,6 +113,7 @@ class Scripted:
     ) -> None:
         self.speed = speed
         self.drift = drift
+        self.sweep: Sweep
         self.configs: list[Any] = []
         self.groups: list[str] = []
         self.num_answers: list[int] = []
@@ -113,33 +123,40 @@ class Scripted:
         drift = self.drift(len(self.configs) - 1)
         return pair(self.speed(config) * (1 + prompt / 10), prompt, drift=drift)
 
-    def __call__(self, trial: RunningTrial) -> Summary:
-        config = trial.plan.configuration(METHOD).config
+    def __call__(self, trial: Trial, plan: ExperimentPlan, on_progress: OnProgress) -> Summary:
+        config = plan.configuration(METHOD).config
         self.configs.append(config)
         self.groups.append(trial.id)
         num_answers = 0
-        while num_answers < NUM_PROMPTS and not trial.cancelled():
+        while num_answers < NUM_PROMPTS and not self.sweep.cancelled():
             for request in self.pair(config, num_answers):
-                last = write_run(trial.log, trial.id, request)
-                trial.update(Progress(0, 0, f"prompt {num_answers}", None, last=last))
+                last = write_run(self.sweep.log, self.sweep.id, trial.id, request)
+                on_progress(Progress(0, 0, f"prompt {num_answers}", None, last=last))
             num_answers += 1
         self.num_answers.append(num_answers)
-        return Summary(trial.cancelled(), num_answers, 0, ())
+        return Summary(self.sweep.cancelled(), num_answers, 0, ())
+
+
+def run(sweep: Sweep, measure: Scripted | None = None) -> Summary:
+    """Measure what is left of a sweep by formula."""
+    measure = measure or Scripted()
+    measure.sweep = sweep
+    return sweep.run(partial(sweep.search, measure))
 
 
 def swept(
-    store: SweepStore, *vary: str, measure: Any = None, name: str = "", **changes: Any
+    log: RunLog, *vary: str, measure: Scripted | None = None, name: str = "", **changes: Any
 ) -> SweepResults:
     """A sweep, run to its end."""
-    sweep = Sweep(store, plan(*vary, **changes))
+    sweep = Sweep(log, plan(*vary, **changes))
     sweep.begin(name)
-    sweep.run(partial(sweep.search, measure or Scripted()))
-    return store.load(sweep.id)
+    run(sweep, measure)
+    return read_sweep(log, sweep.id)
 
 
-def resumed(store: SweepStore, sweep_id: str, measure: Any = None) -> SweepResults:
+def resumed(log: RunLog, sweep_id: str, measure: Scripted | None = None) -> SweepResults:
     """The same sweep, gone on with."""
-    sweep = Sweep(store, store.load(sweep_id).plan, benchmark_id=sweep_id)
+    sweep = Sweep(log, read_sweep(log, sweep_id).plan, benchmark_id=sweep_id)
     sweep.resume()
-    sweep.run(partial(sweep.search, measure or Scripted()))
-    return store.load(sweep.id)
+    run(sweep, measure)
+    return read_sweep(log, sweep_id)

@@ -6,7 +6,6 @@ import json
 import math
 import random
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,17 @@ from engine.drafters import methods
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
 from engine.formats import DASH
-from playground.experiments.finished import Pair, finished_requests
 from playground.experiments.plan import METHOD
 from playground.experiments.report.columns import COLUMNS
 from playground.experiments.report.report import make_report, stored_experiment
+from playground.experiments.statistics import Pair, finished_requests
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
-from playground.experiments.sweep.report import NO_RUNS, SHOWN, SweepStore, ranking
+from playground.experiments.sweep.report import NO_RUNS, SHOWN, ranking, read_sweep
 from playground.experiments.sweep.search import Sweep
 from playground.host.methods import choose_method
-from playground.host.speedup import TRIAL, Counts, differ, prompt_counts, trial_benchmark_id
+from playground.host.speedup import TRIAL, Counts, differ, prompt_counts
 from playground.web.sweep import card_html
+from storage import RunLog
 from tests.playground.sweeps.scripted import (
     NUM_PROMPTS,
     PLAIN_TOK_S,
@@ -36,13 +36,14 @@ from tests.playground.sweeps.scripted import (
     pair,
     plan,
     resumed,
+    run,
     swept,
 )
 from tests.storage.conftest import begun_benchmark
 
 
-def test_the_best_trial_has_equals_and_is_a_method_file(store: SweepStore, tmp_path: Path) -> None:
-    sweep = swept(store, "max_draft_len=3:7", "lookup=transformers,pool", mode="grid")
+def test_the_best_trial_has_equals_and_is_a_method_file(log: RunLog, tmp_path: Path) -> None:
+    sweep = swept(log, "max_draft_len=3:7", "lookup=transformers,pool", mode="grid")
     best, state = sweep.best, json.loads(sweep.json_text())
     assert best is not None and state["best"] == best.number
     assert best.point == {"max_draft_len": 5, "lookup": "transformers"}, "the earlier of two"
@@ -106,10 +107,10 @@ def test_settings_that_are_equal_are_rarely_told_apart() -> None:
     assert wrong / 400 < 0.05
 
 
-def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepStore) -> None:
+def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(log: RunLog) -> None:
     """Six draft tokens come out at 5×, at MAT 4: plain decoding was timed while it was slow."""
     speed = lambda config: 50.0 if config.max_draft_len == 6 else 20.0  # noqa: E731
-    sweep = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed))
+    sweep = swept(log, "max_draft_len=5:6", mode="grid", measure=Scripted(speed))
     state = json.loads(sweep.json_text())
     wrong = next(row for row in state["trials"] if row["point"]["max_draft_len"] == 6)
     speedup = sweep.report.section(wrong["name"]).overall.speedup
@@ -118,33 +119,31 @@ def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepSto
     assert state["best"] != wrong["number"] and wrong["number"] not in state["as_good"]
     told = [trial.told("speedup") for trial in sweep.trials]
     assert sorted(filter(None, told)) == pytest.approx([2.3, 4.0], rel=0.1), "bounded by MAT"
-    mats = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed), objective="mat")
+    mats = swept(log, "max_draft_len=5:6", mode="grid", measure=Scripted(speed), objective="mat")
     assert [trial.value("mat") for trial in mats.trials] == [4.0, 4.0]
 
 
-def test_the_verdict_says_what_was_gained_and_whether_texts_differ(store: SweepStore) -> None:
+def test_the_verdict_says_what_was_gained_and_whether_texts_differ(log: RunLog) -> None:
     class Wrong(Scripted):
         def pair(self, config: Any, prompt: int) -> Pair:
             method, plain = super().pair(config, prompt)
             return (method, plain) if prompt else (replace(method, output_ids=(0,)), plain)
 
-    fast = swept(store, "max_draft_len=1:20", trials=12)
+    fast = swept(log, "max_draft_len=1:20", trials=12)
     assert "× that of the settings it began from" in fast.report.headline
     assert "Exploratory: picked from 12 trials" in fast.report.headline
-    slow = swept(store, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
+    slow = swept(log, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
     assert "Plain decoding is faster: the speedup is 0.9" in slow.report.headline
-    single = swept(store, "max_draft_len=5", mode="grid", measure=Wrong())
+    single = swept(log, "max_draft_len=5", mode="grid", measure=Wrong())
     assert "Exploratory" not in single.report.headline
     assert f"1 of {NUM_PROMPTS} answers differ from plain decoding's." in single.report.headline
 
 
 @pytest.mark.parametrize("kind", NOTES)
-def test_every_plot_is_plain_json_and_shows_every_measured_trial(
-    store: SweepStore, kind: str
-) -> None:
+def test_every_plot_is_plain_json_and_shows_every_measured_trial(log: RunLog, kind: str) -> None:
     base = EagleConfig(use_dynamic_tree=True)
     sweep = swept(
-        store,
+        log,
         "max_draft_len=2:6",
         "dynamic_tree_max_topK=4,10",
         "drafting=auto,as set",
@@ -172,23 +171,23 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         assert sorted(shown) == [trial.number for trial in measured], "not as Optuna counts"
 
 
-def test_a_sweep_that_was_stopped_in_its_first_trial_has_all_plots(store: SweepStore) -> None:
-    sweep = Sweep(store, plan("max_draft_len=1:6", mode="grid"))
+def test_a_sweep_that_was_stopped_in_its_first_trial_has_all_plots(log: RunLog) -> None:
+    sweep = Sweep(log, plan("max_draft_len=1:6", mode="grid"))
     sweep.begin()
     looks = iter(range(6))
     sweep.interrupted = lambda: next(looks, None) is None
-    assert sweep.run(partial(sweep.search, Scripted())).cancelled
-    done = resumed(store, sweep.id)
+    assert run(sweep).cancelled
+    done = resumed(log, sweep.id)
     for kind in NOTES:
         figure = json.loads(sweep_figure(done, kind).to_json())
         if kind == "history":
             assert [trace["x"] for trace in figure["data"]] == [[1, 2, 3, 4, 5, 6]] * 2
 
 
-def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
-    begun = Sweep(store, plan())
+def test_reports_and_plots_say_what_is_missing(log: RunLog) -> None:
+    begun = Sweep(log, plan())
     begun.begin()
-    empty = store.load(begun.id)
+    empty = read_sweep(log, begun.id)
     assert json.loads(empty.json_text())["best"] is None
     with pytest.raises(ConfigError, match="measured nothing yet"):
         empty.config()
@@ -196,7 +195,7 @@ def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
         empty.config(7)
     with pytest.raises(ConfigError, match="Nothing has been measured"):
         sweep_figure(empty, "history")
-    sweep = swept(store, "max_draft_len=1:8", trials=2)
+    sweep = swept(log, "max_draft_len=1:8", trials=2)
     assert sweep.trial("2") is sweep.trial(2) is sweep.trials[1], "as the page sends it"
     for wrong in ("3", "", "x", [1], None):
         with pytest.raises(ConfigError, match="has no trial"):
@@ -205,18 +204,18 @@ def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
         sweep_figure(sweep, "importance")
     with pytest.raises(ConfigError, match="plot must be one of"):
         sweep_figure(sweep, "pie")
-    flat = swept(store, "max_draft_len=1:8", mode="grid", measure=Scripted(lambda config: 9.0))
+    flat = swept(log, "max_draft_len=1:8", mode="grid", measure=Scripted(lambda config: 9.0))
     with pytest.raises(ConfigError, match="came out equal"):
         sweep_figure(flat, "importance")
 
 
-def test_a_trial_has_the_figures_of_a_benchmark_of_its_runs(store: SweepStore) -> None:
+def test_a_trial_has_the_figures_of_a_benchmark_of_its_runs(log: RunLog) -> None:
     """To the last digit: in the table, on the card, in the export and for Optuna."""
     slower = Scripted(drift=lambda trial: 0.5**trial)
-    sweep = swept(store, "max_draft_len=3:6", mode="grid", measure=slower)
+    sweep = swept(log, "max_draft_len=3:6", mode="grid", measure=slower)
     heads, rows = sweep.table()
     for trial, row in zip(sweep.trials, rows, strict=True):
-        requests = finished_requests(store.log, trial_benchmark_id(sweep.benchmark.id, trial.point))
+        requests = finished_requests(log, sweep.benchmark.id, trial=trial.id)
         one = make_report(sweep.plan.trial(sweep.config(trial.number)), requests).section(METHOD)
         own = sweep.report.section(trial.name)
         assert own.overall == one.overall and own.overall.num_requests == NUM_PROMPTS
@@ -235,64 +234,64 @@ def test_a_trial_has_the_figures_of_a_benchmark_of_its_runs(store: SweepStore) -
     assert plain.ratio == 1.0, "paired with itself, not with another trial's"
 
 
-def test_runs_that_were_deleted_leave_dashes_and_a_sentence(store: SweepStore) -> None:
-    sweep = swept(store, "max_draft_len=4:5", mode="grid")
-    of_best = trial_benchmark_id(sweep.benchmark.id, sweep.trial().point)
-    store.log.set_deleted([run.run_id for run in sweep.requests if run.benchmark_id == of_best])
-    left = store.load(sweep.benchmark.id)
+def test_runs_that_were_deleted_leave_dashes_and_a_sentence(log: RunLog) -> None:
+    sweep = swept(log, "max_draft_len=4:5", mode="grid")
+    of_best = sweep.trial().id
+    log.set_deleted([run.run_id for run in sweep.requests if run.trial == of_best])
+    left = read_sweep(log, sweep.benchmark.id)
     assert sweep.trial().number == 2 and left.trial().number == 1
     assert {cell.text for cell in left.table()[1][1][3:]} == {DASH}
     assert left.reason(left.trials[1]) == NO_RUNS and NO_RUNS in card_html(left, left.trials[1])
     assert left.report.headline.endswith(
         "1 trial without figures: the log no longer has their runs."
     )
-    store.log.set_deleted([run.run_id for run in sweep.requests])
-    nothing = store.load(sweep.benchmark.id)
+    log.set_deleted([run.run_id for run in sweep.requests])
+    nothing = read_sweep(log, sweep.benchmark.id)
     assert nothing.best is None and nothing.num_done == 2
     assert nothing.report.headline.startswith("2 trials without figures:")
     with pytest.raises(ConfigError, match="Nothing has been measured"):
         sweep_figure(nothing, "history")
 
 
-def test_a_search_goes_on_without_the_runs_of_its_first_trials(store: SweepStore) -> None:
-    sweep = swept(store, "max_draft_len=1:8", trials=3)
-    store.log.set_deleted([run.run_id for run in sweep.requests])
-    later = Sweep(store, plan("max_draft_len=1:8", trials=5), benchmark_id=sweep.benchmark.id)
+def test_a_search_goes_on_without_the_runs_of_its_first_trials(log: RunLog) -> None:
+    sweep = swept(log, "max_draft_len=1:8", trials=3)
+    log.set_deleted([run.run_id for run in sweep.requests])
+    later = Sweep(log, plan("max_draft_len=1:8", trials=5), benchmark_id=sweep.benchmark.id)
     later.resume()
-    later.run(partial(later.search, Scripted()))
-    outcomes = [trial.section is not None for trial in store.load(sweep.benchmark.id).trials]
+    run(later)
+    outcomes = [trial.section is not None for trial in read_sweep(log, sweep.benchmark.id).trials]
     assert outcomes == [False, False, False, True, True]
 
 
-def test_a_sweep_of_an_older_version_has_the_figures_of_its_runs(store: SweepStore) -> None:
+def test_a_sweep_of_an_older_version_has_the_figures_of_its_runs(log: RunLog) -> None:
     """Its artifacts have figures of their own and settings that no longer exist."""
-    sweep = swept(store, "max_draft_len=4:5", mode="grid")
+    sweep = swept(log, "max_draft_len=4:5", mode="grid")
     figures = {"tok_s": 1.0, "plain_tok_s": 1.0, "speedup": 9.0, "mat": 9.0, "num_same": 1}
     for trial in sweep.trials:
         meta = {"number": trial.number, "point": trial.point, "outcome": trial.outcome}
         meta |= {"reason": "", "seconds": 1.0, "figures": figures, "worker": "a", "bounds": [1.0]}
         key, sweep_id = {"number": trial.number}, sweep.benchmark.id
-        store.log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
-    again = store.load(sweep.benchmark.id)
+        log.artifacts.put(TRIAL, key, meta=meta, payload=b"", benchmark_id=sweep_id)
+    again = read_sweep(log, sweep.benchmark.id)
     assert again.report == sweep.report and again.table() == sweep.table()
 
 
 # ---- in the log
 
 
-def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
-    sweep_id, log = swept(store, trials=1, name="s").benchmark.id, store.log
+def test_sweeps_are_no_benchmarks(log: RunLog) -> None:
+    sweep_id = swept(log, trials=1, name="s").benchmark.id
     with pytest.raises(ConfigError, match="No experiment"):
         stored_experiment(log, sweep_id)
     benchmark_id = begun_benchmark(log, "b", {"kind": "benchmark", "text": '"kind":"sweep"'})
     assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
-    assert [head.name for head in store.log.benchmarks.list(9, sweeps=True)] == ["s"]
+    assert [head.name for head in log.benchmarks.list(9, sweeps=True)] == ["s"]
     with pytest.raises(ConfigError, match="No experiment"):
-        store.load(benchmark_id)
+        read_sweep(log, benchmark_id)
 
 
-def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
-    sweep_id = swept(store, trials=1).benchmark.id
+def test_a_sweep_over_a_method_that_is_gone_says_so(log: RunLog) -> None:
+    sweep_id = swept(log, trials=1).benchmark.id
     types = {name: cls for name, cls in methods().items() if name != "NGram"}
     with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
-        SweepStore(store.log, types).load(sweep_id)
+        read_sweep(log, sweep_id, types)

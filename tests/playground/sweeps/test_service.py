@@ -79,8 +79,8 @@ def test_a_sweep_measures_every_point_on_the_engine_and_logs_its_runs(
     assert sweep.config(3) == NGramConfig(max_draft_len=7, lookup="transformers")
     runs = log.find(RunQuery(limit=100)).rows
     assert len(runs) == 12, "three points, two prompts, by the method and by plain decoding"
-    assert len({run.benchmark_id for run in runs}) == 3
-    first = [run for run in reversed(runs) if run.benchmark_id == runs[-1].benchmark_id]
+    assert len({run.trial for run in runs}) == 3
+    first = [run for run in reversed(runs) if run.trial == runs[-1].trial]
     kinds = [run.decoding_type for run in first]
     assert kinds == ["Autoregressive", "NGram", "NGram", "Autoregressive"], "in turn"
     own = [run for run in log.details([r.id for r in first]) if run.decoding_type == "NGram"]
@@ -127,7 +127,7 @@ def test_other_runs_come_in_between_trials(
     assert ended(service, sweep.id)["status"] == "completed"
     assert finished(others[0]).state == "completed"
     runs = log.rows(RunQuery(descending=False))
-    assert [run.benchmark_id is None for run in runs] == [False] * 4 + [True] + [False] * 4
+    assert [run.experiment_id is None for run in runs] == [False] * 4 + [True] + [False] * 4
 
 
 def test_one_sweep_runs_at_a_time_and_what_is_refused_changes_nothing(

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from playground.experiments.finished import finished_requests
 from playground.experiments.plan import METHOD
 from playground.experiments.report.columns import COLUMNS
 from playground.experiments.report.report import make_report
-from playground.experiments.sweep.report import SHOWN, SweepStore
+from playground.experiments.statistics import finished_requests
+from playground.experiments.sweep.report import SHOWN, read_sweep
 from playground.host.methods import choose_method
-from playground.host.speedup import trial_benchmark_id
 from storage import RunLog
 from tests.commands import invoke, refused
 from tests.models import save_tiny
@@ -48,9 +47,9 @@ def test_a_grid_is_measured_printed_and_written(folder: Path, tmp_path: Path) ->
     assert "Best so far: max_draft_len" in out.stdout
     with RunLog.open(str(tmp_path / "runs.db")) as log:
         (head,) = log.benchmarks.list(sweeps=True)
-        sweep = SweepStore(log).load(head.id)
+        sweep = read_sweep(log, head.id)
         for trial in sweep.trials:
-            requests = finished_requests(log, trial_benchmark_id(head.id, trial.point))
+            requests = finished_requests(log, head.id, trial=trial.id)
             report = make_report(sweep.plan.trial(sweep.config(trial.number)), requests)
             section = report.section(METHOD)
             (line,) = (line for line in out.stdout.splitlines() if f" {trial.number} " in line[:5])
