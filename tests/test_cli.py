@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +172,7 @@ def test_a_text_follows_the_schema_expression_or_grammar_it_is_given(
         (("--regex", "("), "unclosed group"),
     ],
 )
-def test_what_cannot_be_followed_is_said_before_anything_is_loaded(
+def test_an_invalid_grammar_is_refused_before_anything_is_loaded(
     asked: tuple[str, ...], why: str
 ) -> None:
     assert why in invoke("generate", "hello", "--target", "nowhere", *asked, code=2).stderr

@@ -1,6 +1,6 @@
 """The pages under docs/ tell of every method, setting, command and figure; links lead somewhere.
 
-Every figure has one formula, one function and one notation.
+Every figure has one function and one notation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import tokenize
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -37,7 +36,6 @@ def test_generated_pages_are_up_to_date() -> None:
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "PERFORMANCE", "SECURITY")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
-ROOMS = ("engine", "playground", "presets", "storage")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -55,15 +53,6 @@ def test_every_name_and_file_that_a_page_mentions_is_there(page: Path) -> None:
         assert (ROOT / file).exists(), file
     for name, file in re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py)`", text):
         assert re.search(rf"\b{name}\b", (ROOT / file).read_text("utf-8")), (name, file)
-
-
-def test_hints_name_the_command_that_every_installation_has() -> None:
-    """`app.py` is in a checkout only."""
-    for file in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        about = {ast.get_docstring(tree, clean=False)}
-        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        assert not [w for w in words - about if isinstance(w, str) and "app.py" in w], file
 
 
 def test_the_flows_name_what_is_there() -> None:
@@ -109,28 +98,6 @@ def test_the_figures_page_has_every_figure_and_every_function() -> None:
     assert functions - MACHINERY <= set(re.findall(r"`engine\.metrics\.(\w+)`", page))
     for name in re.findall(r"`((?:engine|playground)\.[A-Za-z_.]+)`", page):
         pkgutil.resolve_name(name)
-
-
-INLINE = re.compile(r"accepted\w* / |tokens - 1 \) / |\btok_s / |1 \+ sum \(")
-"""Formulas of MAT, acceptance, tok/s and speedup, with a space between any two tokens."""
-FORMULAS = ROOT / "engine" / "metrics.py"
-
-
-def test_no_figure_is_computed_outside_its_module() -> None:
-    for folder in ("engine", "playground", "storage"):
-        for file in (ROOT / folder).rglob("*.py"):
-            if file == FORMULAS:
-                continue
-            code = strip_strings(file)
-            assert not (found := INLINE.search(code)), f"{file}: {found}"
-
-
-def strip_strings(file: Path) -> str:
-    """Its code without comments, docstrings and other texts."""
-    with file.open("rb") as source:
-        tokens = list(tokenize.tokenize(source.readline))
-    left_out = (tokenize.STRING, tokenize.COMMENT)
-    return " ".join(token.string for token in tokens if token.type not in left_out)
 
 
 SPACED = re.compile(r"[\d}] (%(?![\w({])|×( plain|[.,;:)`|'\"]|$))")
