@@ -1,4 +1,4 @@
-"""Damaged and hostile model files, as data: valid tiny ones, and what is done to each."""
+"""Valid tiny model files, and what is done to each."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.methods import save_head
 from tests.hostile.damages import (
+    FEW_TEXTS,
     JSON_TEXTS,
     MISSING,
     Case,
@@ -100,50 +101,40 @@ DRAFTERS: dict[str, tuple[dict[str, Any], Callable[[Path, Target], object]]] = {
 otherwise."""
 
 
-ABSURD: tuple[Any, ...] = (0, -1, 10**6, 10**9, 10**18, "many", 2.5, [], {}, None, True)
+ABSURD: tuple[Any, ...] = (-1, 10**9, "many", [], None)
 CONFIG_KEYS = """
-attention_bias attention_dropout attn_implementation _attn_implementation bos_token_id
-chunk_size_feed_forward initializer_range is_encoder_decoder loop_num_passes mlp_bias
-max_position_embeddings num_kv_shared_layers pad_token_id pretraining_tp sliding_window
-tie_word_embeddings unpadded_vocab_size use_cache
+attention_bias _attn_implementation bos_token_id is_encoder_decoder loop_num_passes
+max_position_embeddings num_kv_shared_layers pretraining_tp sliding_window tie_word_embeddings
 """
 CONFIG: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(CONFIG_KEYS.split(), ABSURD),
-    "num_hidden_layers": (*ABSURD, 2, 4, [3], "3"),
+    "num_hidden_layers": (*ABSURD, 0, 2, 4, 10**6, 2.5),
     "hidden_size": (*ABSURD, 33, 64),
-    "num_attention_heads": (*ABSURD, 5, 3, 64),
-    "num_key_value_heads": (*ABSURD, 3, 8),
+    "num_attention_heads": (*ABSURD, 0, 5, 3, 64),
+    "num_key_value_heads": (*ABSURD, 0, 3, 8),
     "head_dim": (*ABSURD, 7, 16),
-    "intermediate_size": (*ABSURD, 47),
+    "intermediate_size": (47, 10**18),
     "vocab_size": (*ABSURD, 287, 300),
-    "num_labels": (10**6, "x"),
-    "id2label": (5, [], {"a": 1}),
-    "rms_norm_eps": ("x", [], float("nan"), float("inf"), 10**400),
+    "rms_norm_eps": ("x", [], float("nan"), 10**400),
     "rope_parameters": (
-        *(5, [], "x", {"rope_type": "nonsense"}, {"rope_type": "yarn"}, {"rope_theta": 0}),
-        *({"rope_theta": "x"}, {"rope_type": 5}, {"rope_type": "linear", "factor": "x"}),
+        *(5, {"rope_type": "nonsense"}, {"rope_type": "yarn"}, {"rope_theta": "x"}),
         *({"rope_type": "linear", "factor": 0}, {"rope_type": "llama3", "factor": 8}),
         {"rope_type": "longrope", "short_factor": [1], "long_factor": [1], "rope_theta": 1e4},
     ),
-    "hidden_act": ("nonsense", 5, [], None, {}),
-    "dtype": ("nonsense", 5, [], {}, "int8", "complex64", "torch", "load", "__class__", "float64"),
-    "torch_dtype": ("nonsense", 5, "Tensor", "uint8"),
-    "model_type": ("gpt2", "qwen2", "qwen3", "opt", "phi", "gpt_neox", "gemma2", "t5", "bert")
-    + ("nonsense", 5, [], {}, "", None, MISSING, "llama\x00", "../llama", "clip", "whisper"),
-    "architectures": ("x", [], ["T5Model"], 5, [5], {}),
-    "layer_types": (["nonsense"] * 3, 5, "x", ["full_attention"] * 2, [5, 5, 5], {"a": 1}),
-    "quantization_config": ({}, "x", 5, [], {"quant_method": "nonsense"})
-    + ({"quant_method": "gptq", "bits": 4}, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
-    "eos_token_id": ("x", {"a": 1}, [[1]], -5, 10**9, [10**30], 2.5, [None]),
-    "auto_map": ({"AutoConfig": "own.Config"}, 5, "x"),
-    "vision_config": ({"num_hidden_layers": 10**6}, {"hidden_size": "x"}, 5),
-    "text_config": ({}, 5, {"model_type": "nonsense"}, {"model_type": "llama"}),
-    "pruned_heads": ({"0": [1]}, "x", {"x": 1}),
+    "hidden_act": ("nonsense", 5, {}),
+    "dtype": ("nonsense", 5, "int8", "complex64", "load", "__class__"),
+    "model_type": ("gpt2", "qwen2", "gemma2", "t5", "bert", "nonsense", 5, "", None, MISSING)
+    + ("llama\x00", "../llama", "clip", "whisper"),
+    "architectures": ("x", ["T5Model"], [5]),
+    "layer_types": (["nonsense"] * 3, 5, ["full_attention"] * 2),
+    "quantization_config": ({}, 5, {"quant_method": "nonsense"}, {"quant_method": "gptq"}),
+    "eos_token_id": ("x", {"a": 1}, [[1]], -5, [10**30], 2.5),
+    "auto_map": ({"AutoConfig": "own.Config"}, 5),
+    "vision_config": ({"num_hidden_layers": 10**6}, 5),
+    "text_config": ({}, 5, {"model_type": "nonsense"}),
     "transformers_weights": ("../../etc/passwd", 5),
 }
 ANOTHER = {
-    ("attention_bias", "x"),
-    ("max_position_embeddings", 10**6),
     ("max_position_embeddings", 10**9),
     ("head_dim", None),
 }
@@ -157,37 +148,24 @@ def bpe(vocab: dict[str, int] | None = None, merges: list[str] | None = None, **
 
 
 TOKENIZER_TEXTS = {
-    **{k: v for k, v in JSON_TEXTS.items() if k != "spaces by the million"},
+    **FEW_TEXTS,
     "no model": b'{"version": "1.0"}',
     "of an unknown model": b'{"version": "1.0", "model": {"type": "nonsense"}}',
     "without words": bpe(vocab={}),
     "a merge of nothing": bpe(merges=["b c"]),
     "an id beyond 32 bits": bpe(vocab={"a": 99999999999}),
     "a negative id": bpe(vocab={"a": -1}),
-    "a wild regex": bpe(
-        pre_tokenizer={
-            "type": "Split",
-            "pattern": {"Regex": "(a+)+$("},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-    ),
     "an added token of no kind": bpe(added_tokens=[{"id": 0, "content": "", "special": True}]),
 }
 TEMPLATES: dict[str, str] = {
     "divides by zero": "{{ 1 / 0 }}",
     "is cut": "{% for m in messages %}",
     "asks for what is not there": "{{ nothing.at.all }}",
-    "adds text and numbers": "{{ 'a' + 1 }}",
-    "calls a number": "{{ 5() }}",
-    "asks beyond the end": "{{ messages[99].content.x }}",
     "refuses": "{{ raise_exception('no\n\x1b[2Jthanks') }}",
     "reaches for classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "imports": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "includes a file": "{% include '/etc/passwd' %}",
     "counts for ever": "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
-    "calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}"
-    "{% endmacro %}{{ m(60) }}",
     "counts far": "{% for i in range(10**9) %}x{% endfor %}",
     "calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "is nothing but brackets": "{{ " + "(" * 5000 + ")" * 5000 + " }}",
@@ -197,7 +175,7 @@ TEMPLATES: dict[str, str] = {
 
 
 def config_cases() -> Iterator[Case]:
-    yield from json_cases("target", "config.json")
+    yield from json_cases("target", "config.json", JSON_TEXTS)
     for key, values in CONFIG.items():
         for value in values:
             said = "missing" if value is MISSING else json.dumps(value)
@@ -206,7 +184,7 @@ def config_cases() -> Iterator[Case]:
             yield Case("target", f"{key} is {said:.60}", damage, another)
     for name in ("generation_config.json", "tokenizer_config.json"):
         yield from json_cases("target", name)
-    for value in ("x", {"a": 1}, [[1]], 2.5, 10**30):
+    for value in ("x", {"a": 1}, [[1]], 10**30):
         damage = setting("generation_config.json", "eos_token_id", value)
         yield Case("target", f"generation_config's eos_token_id is {value}", damage)
 
@@ -218,7 +196,7 @@ def _instead(other: Tensor, _: Tensor) -> Tensor:
 def tokenizer_cases() -> Iterator[Case]:
     yield from json_cases("target", "tokenizer.json", TOKENIZER_TEXTS)
     for key in ("tokenizer_class", "eos_token", "model_max_length", "added_tokens_decoder"):
-        values: tuple[Any, ...] = (5, [], {}, "nonsense", {"a": "b"}, None)
+        values: tuple[Any, ...] = (5, {}, "nonsense", None)
         for value in values:
             damage = setting("tokenizer_config.json", key, value)
             yield Case("target", f"{key} is {value}", damage, another=key == "eos_token")
@@ -232,17 +210,16 @@ def tokenizer_cases() -> Iterator[Case]:
 
 # ---- drafters
 
-ODD = (*ABSURD, ["a"], [-1, 0], [0, 99], [0.5, 1], {"a": 1})
+ODD = (*ABSURD, [-1, 0], [0, 99], [0.5, 1], {"a": 1})
 HEAD_KEYS = """
-architectures draft_vocab_size eagle_config head_dim hidden_act intermediate_size
-num_attention_heads num_key_value_heads partial_rotary_factor quantization_config rms_norm_eps
-rope_theta transformer_layer_config use_sliding_window vocab_size
+draft_vocab_size eagle_config head_dim hidden_act intermediate_size num_attention_heads
+num_key_value_heads partial_rotary_factor rms_norm_eps rope_theta transformer_layer_config
 """
 HEAD_CONFIG: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(HEAD_KEYS.split(), ODD),
     "a key with \x1b[2J": (1,),
-    "rope_parameters": (*ODD, {"partial_rotary_factor": "x"}, {"partial_rotary_factor": -1}),
-    "rope_scaling": (*ODD, {"type": "nonsense"}, {"type": "linear"}, {"type": "yarn"}),
+    "rope_parameters": (*ODD, {"partial_rotary_factor": "x"}),
+    "rope_scaling": ({"type": "nonsense"}, {"type": "linear"}),
     "speculators_config": (*ODD, {"verifier": 5}, {"verifier": {"name_or_path": []}}),
 }
 """Of every head with a layer."""
@@ -280,62 +257,30 @@ def drafter_cases(folder: Path) -> Iterator[Case]:
             for value in values:
                 damage = setting("config.json", key, value)
                 yield Case(method, f"{key} is {json.dumps(value)}", damage)
-        for what, content in {
-            "empty": b"",
-            "a mapping": b"{}",
-            "texts": b'["a"]',
-            "beyond the vocabulary": b"[100000]",
-            "beyond 64 bits": b"[1" + b"0" * 30 + b"]",
-            "negative": b"[-1]",
-            "deep": b"[" * 100_000,
-            "twice": b"[" + b"1," * 20 + b"1]",
-            "null": b"null",
-            "ragged": b"[[1],[2,3]]",
-            "no utf-8": b"\xff\xff",
-        }.items():
+        for content in (b"", b"{}", b'["a"]', b"[100000]", b"[-1]", b"[" * 100_000, b"\xff\xff"):
             if method in ("Medusa", "ReDrafter", "Eagle"):
                 damage = rewrite("draft_vocab.json", content)
-                yield Case(method, f"its draft_vocab.json is {what}", damage)
+                yield Case(method, f"its draft_vocab.json is {content[:9]!r}", damage)
     yield from corpus_cases()
 
 
 def corpus_cases() -> Iterator[Case]:
     method, manifest, file = "Suffix", "corpus.json", "dialogues.jsonl"
     yield from json_cases(method, manifest)
-    for key, values in {
-        "vocab_size": (*ABSURD, MISSING, 287),
-        "hidden_size": ("x", 33, None, MISSING),
-        "num_layers": (4, None, [], MISSING),
-        "target": (5, None, MISSING),
-        "weights": (5, [], {}),
-    }.items():
-        for value in values:
-            said = "missing" if value is MISSING else json.dumps(value)
-            yield Case(method, f"{key} is {said}", setting(manifest, key, value))
-
-    for what, damage in {
-        "dialogues are empty": rewrite(file, b""),
-        "dialogues are gone": gone(file),
-        "dialogues are a folder": as_folder(file),
-        "dialogues are a pipe": as_pipe(file),
-        "dialogues are no JSON": rewrite(file, b"{\n"),
-        "dialogues are null": rewrite(file, b"null\n"),
-        "dialogues are deep": rewrite(file, b"[" * 100_000 + b"\n"),
-        "dialogues are no utf-8": rewrite(file, b"\xff\xff\n"),
-        "dialogues have other keys": rewrite(file, b'{"a": 1}\n'),
-        "tokens are beyond the vocabulary": change(file, tokens_as(b"[99999]")),
-        "tokens are negative": change(file, tokens_as(b"[-1]")),
-        "tokens are text": change(file, tokens_as(b'["0"]')),
-        "tokens are none": change(file, tokens_as(b"null")),
-        "answers are no pairs": change(file, lambda d: d.replace(b"[[9, 40]]", b"[[9]]")),
-        "answers are beyond the dialogue": change(
-            file, lambda d: d.replace(b"[[9, 40]]", b"[[9, 41]]")
-        ),
-        "answers end before they begin": change(
-            file, lambda d: d.replace(b"[[9, 40]]", b"[[9, 5]]")
-        ),
-    }.items():
-        yield Case(method, f"its {what}", damage)
+    for key, value in (("vocab_size", 287), ("hidden_size", 33), ("num_layers", 4), ("target", 5)):
+        for odd in (value, "x", MISSING):
+            said = "missing" if odd is MISSING else json.dumps(odd)
+            yield Case(method, f"{key} is {said}", setting(manifest, key, odd))
+    ends = {"no pairs": b"[[9]]", "beyond the text": b"[[9, 41]]", "reversed": b"[[9, 5]]"}
+    for what, answers in ends.items():
+        damage = change(file, lambda d, answers=answers: d.replace(b"[[9, 40]]", answers))
+        yield Case(method, f"its answers are {what}", damage)
+    for tokens in (b"[99999]", b"[-1]", b'["0"]'):
+        yield Case(method, f"its tokens are {tokens!r}", change(file, tokens_as(tokens)))
+    for line in (b"", b"{\n", b"[" * 100_000 + b"\n", b"\xff\xff\n", b'{"a": 1}\n'):
+        yield Case(method, f"its dialogues are {line[:9]!r}", rewrite(file, line))
+    for what, damage in (("gone", gone(file)), ("a pipe", as_pipe(file))):
+        yield Case(method, f"its dialogues are {what}", damage)
 
 
 def tokens_as(value: bytes) -> Callable[[bytes], bytes]:

@@ -24,8 +24,8 @@ from playground.runs.transfer import HEAD, TAIL, import_runs, read_lines, run_li
 from playground.web import security
 from playground.web.access import MAX_BODY_BYTES, MAX_UPLOAD_BYTES
 from storage import RunLog
-from tests.hostile.campaign import Watch, shared
 from tests.hostile.test_texts import refusal
+from tests.hostile.watch import Watch, shared_lists
 from tests.playground.serving import Served
 from tests.storage.conftest import finished_run
 
@@ -119,7 +119,7 @@ GROWMAPS = {
     "bomb": zipped(data=b"\x80\x02" + b"(" * 50_000_000),
     "memo": zipped(data=b"\x80\x02]r\xff\xff\xff\x7f."),
     "long text": zipped(data=b"\x80\x04\x8d" + b"\xff" * 8),
-    "shared lists": zipped(data=pickle.dumps({"Successors": shared()})),
+    "shared lists": zipped(data=pickle.dumps({"Successors": shared_lists()})),
     "a long number": zipped(data=pickle.dumps({"Successors": [[1], []], "size": 1 << 90_000})),
     "code": zipped(data=b"cos\nsystem\n(S'id'\ntR."),
     "a function of torch": zipped(data=b"ctorch\nload\n(S'/etc/passwd'\ntR."),
@@ -135,7 +135,7 @@ def test_a_hostile_growmap_is_refused_soon(tmp_path: Path, case: str) -> None:
     assert "map.pt" in sentence or "rowmap" in sentence
 
 
-def test_what_a_growmap_does_not_need_is_not_built(tmp_path: Path) -> None:
+def test_unneeded_parts_of_a_growmap_are_not_built(tmp_path: Path) -> None:
     torch.save(wide(), tmp_path / "map.pt")
     watch = Watch()
     assert len(read_growmap_file(tmp_path / "map.pt")) == 1

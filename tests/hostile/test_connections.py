@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import socket
-import subprocess
-import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import httpx
 import pytest
 
 from playground.web import security
-from playground.web.server import trim_memory
 from tests.playground.serving import Served
 
 pytestmark = pytest.mark.slow
@@ -113,59 +105,3 @@ def test_a_body_that_is_cut_off_runs_nothing(served: Served) -> None:
     answer = httpx.post(f"{served.url}{COMPLETIONS}", content=BODY)
     assert answer.status_code == 200
     assert served.log.find().total == before + 1
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc keeps heaps")
-def test_memory_that_many_threads_needed_at_once_is_given_back() -> None:
-    """As 50 clients' requests leave it: freed, with something small that stays above."""
-    size, pieces = 4000, 2500
-
-    def work(ready: threading.Barrier) -> bytes:
-        held = [bytes(size) for _ in range(pieces)]
-        ready.wait()
-        last = bytes(size)
-        del held
-        return last
-
-    threads = 16
-    ready = threading.Barrier(threads)
-    with ThreadPoolExecutor(threads) as pool:
-        stays = [one.result() for one in [pool.submit(work, ready) for _ in range(threads)]]
-        before = resident_bytes()
-        trim_memory()
-        assert before - resident_bytes() > threads * size * pieces / 2
-    assert len(stays) == threads
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-HEAPS = """
-import ctypes, threading
-from playground.web.server import share_heaps
-{limit}
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-together = threading.Barrier(16)
-def use():
-    together.wait()
-    libc.malloc(1000)
-    together.wait()
-threads = [threading.Thread(target=use) for _ in range(16)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-libc.fdopen.restype = ctypes.c_void_p
-libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
-libc.fflush(None)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_threads_share_two_heaps() -> None:
-    heaps = {}
-    for limit in ("", "share_heaps()"):
-        child = [sys.executable, "-c", HEAPS.format(limit=limit)]
-        done = subprocess.run(child, capture_output=True, text=True, check=True)
-        heaps[limit] = done.stdout.count("<heap nr=")
-    assert heaps["share_heaps()"] <= 2 < heaps[""]

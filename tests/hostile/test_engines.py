@@ -27,7 +27,7 @@ from playground.connect.session import Address, measure
 from playground.experiments.plan import Item
 from storage import RunLog
 from tests.commands import invoke, refused
-from tests.hostile.campaign import Watch
+from tests.hostile.watch import Watch
 from tests.playground.serving import Served
 from tests.playground.test_http import call
 

@@ -1,4 +1,4 @@
-"""The campaign of damaged and hostile model files, each through the real loader.
+"""Damaged and hostile model files, each through the real loader.
 
 Every case must end in one sentence of ours, or in the text that the undamaged files write (another
 text only where the case says that they are another valid model).
@@ -28,17 +28,15 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from tests.engine.drafters.judges import write
-from tests.hostile.campaign import Campaign
 from tests.hostile.damages import Case
 from tests.hostile.model_files import DRAFTERS, TARGETS, drafter_cases, target_cases
+from tests.hostile.watch import MOST_S, Watch
 from tests.models import build_context, tiny_target
 
 pytestmark = pytest.mark.slow
 
-SHARE = 8
-"""Without `--hostile-long`, one case of so many is tried."""
 MOST_BYTES = 1 << 30
-"""What the whole campaign may add to the process."""
+"""What all cases together may add to the process."""
 LONGEST = 600
 NEVER_SAID = ("weights_only", "trust_remote_code=True", "Traceback", "ignore_mismatched_sizes")
 PROMPT = [5, 9, 200, 31]
@@ -90,47 +88,39 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     return Bases(tmp_path_factory.mktemp("bases"))
 
 
-@pytest.fixture
-def share(request: pytest.FixtureRequest) -> int:
-    return 1 if request.config.getoption("--hostile-long") else SHARE
-
-
-def run_campaign(name: str, cases: Sequence[Case], bases: Bases, folder: Path, share: int) -> None:
-    """Nothing but our own errors may come out of a case."""
-    assert len(cases) > 500 and len({str(case) for case in cases}) == len(cases)
-    campaign, before = Campaign(name), peak_bytes()
-    for case in cases[::share]:
+def check(cases: Sequence[Case], bases: Bases, folder: Path) -> None:
+    """Nothing but our own errors may come out of a case, soon and in bounded memory."""
+    assert len(cases) > 150 and len({str(case) for case in cases}) == len(cases)
+    faults, before = [], peak_bytes()
+    for case in cases:
         place = folder / case.base.replace(" ", "-")
         shutil.copytree(bases.folder / case.base, place)
         case.damage(place)
-        with campaign.timed(str(case)):
-            ended, fault = outcome(case, bases, place)
-        campaign.judge(str(case), ended, "", fault=fault)
+        watch = Watch()
+        fault = fault_of(case, bases, place)
+        if fault or watch.took_s > MOST_S:
+            faults.append(f"{case}: {fault or f'{watch.took_s:.1f} s'}")
         shutil.rmtree(place)
         shutil.rmtree(folder / "cache", ignore_errors=True)
-    if peak_bytes() - before > MOST_BYTES:
-        campaign.lost.append(f"took {(peak_bytes() - before) >> 20} MiB")
-    campaign.check()
+    assert not faults, "\n".join(faults)
+    assert peak_bytes() - before < MOST_BYTES
 
 
-def outcome(case: Case, bases: Bases, folder: Path) -> tuple[str, str]:
-    """How a case ended, and what is wrong with that."""
+def fault_of(case: Case, bases: Bases, folder: Path) -> str:
+    """What is wrong with how a case ended; nothing if it was refused, or wrote its own text."""
     try:
         with warnings.catch_warnings(action="ignore"):
             text = bases.text(case.base, folder)
     except PlaygroundError as error:
         said = str(error)
         plain = said.isprintable() and 10 < len(said) <= LONGEST
-        if not plain or any(words in said for words in NEVER_SAID):
-            return "refused", f"in these words: {said!r}"
-        return "refused", ""
+        return "" if plain and not any(w in said for w in NEVER_SAID) else f"said {said!r}"
     except Exception as error:
-        return "raised", f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}"
     if case.refused:
-        return "loaded", "it was not refused"
-    if text != bases.texts[case.base] and not case.another:
-        return "loaded", "it wrote another text"
-    return "loaded", ""
+        return "it was not refused"
+    same = text == bases.texts[case.base] or case.another
+    return "" if same else "it wrote another text"
 
 
 def peak_bytes() -> int:
@@ -138,15 +128,15 @@ def peak_bytes() -> int:
 
 
 def test_every_damaged_target_is_refused_or_writes_its_own_text(
-    bases: Bases, share: int, tmp_path: Path
+    bases: Bases, tmp_path: Path
 ) -> None:
-    run_campaign("damaged targets", list(target_cases()), bases, tmp_path, share)
+    check(list(target_cases()), bases, tmp_path)
 
 
 def test_every_damaged_drafter_is_refused_or_drafts_losslessly(
-    bases: Bases, share: int, tmp_path: Path
+    bases: Bases, tmp_path: Path
 ) -> None:
-    run_campaign("damaged drafters", list(drafter_cases(bases.folder)), bases, tmp_path, share)
+    check(list(drafter_cases(bases.folder)), bases, tmp_path)
 
 
 # ---- any bytes

@@ -21,7 +21,7 @@ BODY: dict[str, Any] = {"data": {}, "component_id": 1, "fn_name": "x", "session_
 # ---- the token
 
 
-def test_nothing_is_had_without_the_token(served: Served) -> None:
+def test_every_page_and_call_needs_the_token(served: Served) -> None:
     for path in ("/", "/config", f"{API}/info", f"{API}/queue/data?session_hash=a", "/static/x"):
         assert httpx.get(served.url + path).status_code == 401, path
     assert httpx.get(f"{served.url}/manifest.json").status_code == 200, "browsers ask without it"
@@ -105,7 +105,7 @@ def test_foreign_pages_may_link_here_and_read_nothing(served: Served) -> None:
         assert client.get(stream, headers=site).status_code == 403
 
 
-def test_no_answer_lets_other_origins_in(served: Served) -> None:
+def test_no_response_allows_another_origin(served: Served) -> None:
     asked = {"access-control-request-method": "POST"}
     with served.client() as client:
         for source in ("http://localhost:1", "https://evil.example", served.url):
@@ -131,7 +131,7 @@ def test_foreign_host_names_are_refused(served: Served) -> None:
             assert client.get("/").status_code == 400, name
 
 
-def test_every_interface_is_not_every_name(tmp_path: Path) -> None:
+def test_listening_on_every_interface_does_not_accept_every_host_name(tmp_path: Path) -> None:
     with serving_tiny(tmp_path, Access("0.0.0.0", names=("box.lan",), token=TOKEN)) as served:
         with served.client() as client:
             assert client.get("/", headers={"host": "evil.example"}).status_code == 400
@@ -164,8 +164,24 @@ def test_calls_of_another_page_are_refused(served: Served) -> None:
     calls = [(CALL, BODY), (CALL, BODY | {"component_id": 10**9})]
     calls += [(f"{API}/{path}", call) for path in ("queue/join", "run/predict")]
     calls += [(f"{API}/{path}", {"data": []}) for path in ("run/none", "call/none")]
+    calls += [(CALL, BODY | {"fn_name": name}) for name in ("__init__", "launch", "close", "")]
     with served.client() as client:
         for path, body in calls:
             answer = client.post(path, json=body)
             assert 400 <= answer.status_code < 500 and "Traceback" not in answer.text, path
         assert client.get("/config").status_code == 200
+
+
+@pytest.mark.parametrize("listener", ["import_file", "add_files", "read_file"])
+def test_a_page_reads_no_file_of_the_server_that_nobody_uploaded(
+    served: Served, tmp_path: Path, listener: str
+) -> None:
+    (other := tmp_path / "other.json").write_text("what nobody may see")
+    with served.client() as client:
+        listeners = {fn["api_name"]: fn for fn in client.get("/config").json()["dependencies"]}
+        given = {"path": str(other), "orig_name": "a", "meta": {"_type": "gradio.FileData"}}
+        for value in (given, [given]):
+            data = [value, *[None] * (len(listeners[listener]["inputs"]) - 1)]
+            body = {"data": data, "fn_index": listeners[listener]["id"], "session_hash": "x"}
+            answer = client.post(f"{API}/run/predict", json=body)
+            assert answer.status_code != 200 and "what nobody may see" not in answer.text

@@ -79,7 +79,7 @@ def test_a_wheel_with_a_path_for_a_version_is_not_looked_for_outside_the_cache(
 # ---- texts
 
 
-def test_what_people_read_holds_no_control_characters() -> None:
+def test_displayed_text_has_no_control_characters() -> None:
     for text in (visible(SENT), json_text({SENT: [SENT]}), csv_line([SENT])):
         assert not OBEYED.search(text) and "\r" not in text and "gnp.exe" in text
         text.encode()
@@ -103,32 +103,15 @@ def test_texts_of_others_are_shown_in_every_output(log: RunLog, tmp_path: Path) 
         assert not OBEYED.search(text) and "gnp.exe" in text
 
 
-def test_commands_print_by_what_shows_control_characters_and_by_nothing_else() -> None:
-    raw = re.compile(r"\btyper\.echo\(|(?<![.\w])print\(|(?<!_)stdout\.write\((?!as_output)")
-    lines = [
-        f"{file.name}: {line.strip()}"
-        for file in sorted((ROOT / "playground/cli").glob("*.py"))
-        for line in file.read_text().splitlines()
-        if raw.search(line)
-    ]
-    # The three functions themselves.
-    assert len(lines) == 3 and all(line.startswith("streams.py: ") for line in lines), lines
-
-
-def test_what_stands_beside_a_bar_is_shown_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_beside_a_progress_bar_are_escaped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     terminal = Terminal()
     terminal._force_terminal = True
     with progress_bar(terminal, "a\x1b[2J", 2) as bar:
         bar(1, note="b\x1b]0;owned\x07")
     shown = capsys.readouterr().out
     assert r"a\x1b[2J" in shown and r"b\x1b]0;owned\x07" in shown
-
-
-def test_every_template_shows_control_characters() -> None:
-    files = [*(ROOT / "playground").rglob("*.py"), *(ROOT / "engine").rglob("*.py")]
-    for file in files:
-        for made in re.findall(r"\bEnvironment\(([^)]*)\)", file.read_text("utf-8")):
-            assert "finalize=visible_value" in made, file
 
 
 # ---- full disks

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.errors import ConfigError
 from engine.safe_text import MAX_DIGITS, read_json, read_text, short
 from presets.reading import MAX_NODES, parse_yaml
-from tests.hostile.campaign import MOST_S, Watch, shared
+from tests.hostile.watch import MOST_S, Watch, shared_lists
 
 LETTERS = "abcdefghijklm"
 """Each names the one before it nine times."""
@@ -169,6 +169,6 @@ def test_files_are_read_no_further_than_they_may_be_long(tmp_path: Path) -> None
 
 def test_a_value_in_a_sentence_is_never_built_whole() -> None:
     watch = Watch()
-    assert len(short(shared())) <= 80 and len(short(10**6000)) <= 80
+    assert len(short(shared_lists())) <= 80 and len(short(10**6000)) <= 80
     assert watch.took_s < 1
     assert short("a\x1bb\ud800") == "'a\\x1bb\\ud800'"

@@ -19,7 +19,7 @@ from engine.model.sources import TargetSpec
 from engine.model.tokenizer import GROWTH, MAX_CHARS, check_tokenizer, encode
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
-from tests.hostile.campaign import MOST_S, Watch
+from tests.hostile.watch import MOST_S, Watch
 from tests.playground.asks import finished, until
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama

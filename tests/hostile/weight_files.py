@@ -54,7 +54,6 @@ def entry(**fields: Any) -> Damage:
 
 DAMAGED: dict[str, Damage] = {
     "empty": rewrite(WEIGHTS, b""),
-    "eight bytes": rewrite(WEIGHTS, bytes(8)),
     "a header of 2^63 bytes": change(WEIGHTS, lambda d: struct.pack("<Q", 1 << 63) + d[8:]),
     "a pickle": lambda folder: torch.save({"a": torch.ones(2)}, folder / WEIGHTS),
     "a list for a header": header(lambda values: b"[]"),
@@ -65,7 +64,6 @@ DAMAGED: dict[str, Damage] = {
     "offsets that overlap": entry(data_offsets=[0, 128]),
     "offsets beyond the end": entry(data_offsets=[1 << 60, (1 << 60) + 128]),
     "a shape that overflows": entry(shape=[1 << 32, 1 << 32, 2]),
-    "a negative shape": entry(shape=[-32]),
     "a folder": as_folder(WEIGHTS),
     "a pipe": as_pipe(WEIGHTS),
     "endless": linked(WEIGHTS, "/dev/zero"),
@@ -77,8 +75,6 @@ INDEXES: dict[str, bytes] = {
     "names no file": b'{"weight_map": {}}',
     "names a file that is not": b'{"weight_map": {"lm_head.weight": "gone.safetensors"}}',
     "names a file outside": b'{"weight_map": {"lm_head.weight": "../../../etc/passwd"}}',
-    "names numbers": b'{"weight_map": {"lm_head.weight": 5}}',
-    "is null": b"null",
     "is cut": b'{"weight_map": {',
     "is deep": b"[" * 100_000,
 }
@@ -86,9 +82,8 @@ INDEXES: dict[str, bytes] = {
 
 def weight_cases() -> Iterator[Case]:
     case, names = partial(Case, "target"), tuple(tiny_model().state_dict())
-    for name in names:
-        yield case(f"it lacks {name}", without(name), refused=True)
     for name in names[:4] + names[-2:]:
+        yield case(f"it lacks {name}", without(name), refused=True)
         yield case(f"{name} has another shape", reshaped(name))
     yield case("it has no tensors", tensors(lambda found: {}))
     yield case("all names are others", tensors(lambda f: {f"x.{k}": v for k, v in f.items()}))
@@ -153,9 +148,6 @@ def pickle_cases(base: str, name: str) -> Iterator[Case]:
         "runs a command": pickled(name, {"a": Runs()}),
         "takes a terabyte": pickled(name, {"a": Allocates()}),
         "is a list": pickled(name, [1, 2]),
-        "is null": pickled(name, None),
-        "has numbers for names": pickled(name, {1: torch.ones(2)}),
-        "has no tensors": pickled(name, {"a": 1, "b": "c"}),
         "has lists among tensors": pickled(name, {"a": torch.ones(2), "b": [1]}),
         "is expanded": lambda folder: torch.save(
             expanded(torch.load(folder / name)), folder / name
@@ -164,7 +156,6 @@ def pickle_cases(base: str, name: str) -> Iterator[Case]:
         "is sparse": pickled(name, {"a": torch.eye(4).to_sparse()}),
         "is a bomb": bomb(name),
         "is empty": rewrite(name, b""),
-        "is an archive with nothing": rewrite(name, b"PK\x05\x06" + bytes(18)),
         "is a plain pickle": rewrite(name, pickle.dumps({"a": Runs()})),
         "is deep": rewrite(name, b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."),
         "is an old pickle": lambda folder: torch.save(
@@ -240,38 +231,25 @@ GGUF_DAMAGES: dict[str, Damage] = {
     "is empty": rewrite("tiny.gguf", b""),
     "is text": rewrite("tiny.gguf", b"no gguf at all" * 50),
     "is of version 1": change("tiny.gguf", lambda d: d[:4] + u32(1) + d[8:]),
-    "is big-endian": change("tiny.gguf", lambda d: d[:4] + struct.pack(">I", 3) + d[8:]),
     "has 2^64 - 1 tensors": change("tiny.gguf", lambda d: d[:8] + b"\xff" * 8 + d[16:]),
     "has 2^64 - 1 fields": change("tiny.gguf", lambda d: d[:16] + b"\xff" * 8 + d[24:]),
     "has no tensors": gguf(),
-    "has a name of 2^63 bytes": gguf(u64(1 << 63) + b"key"),
     "has a text of 2^63 bytes": gguf(KEY + u32(STRING) + u64(1 << 63) + b"x"),
     "has a name that is no utf-8": with_field(text(b"\xff\xfe") + u32(4) + u32(1)),
-    "has an unknown type": gguf(KEY + u32(99) + bytes(100)),
-    "has an array of 2^60 bytes": gguf(KEY + u32(ARRAY) + u32(0) + u64(1 << 60)),
     "has an array of 2^60 texts": gguf(KEY + u32(ARRAY) + u32(STRING) + u64(1 << 60)),
-    "has an array of an unknown type": gguf(KEY + u32(ARRAY) + u32(77) + u64(5)),
     "has an array of 2^60 empty arrays": with_field(
         KEY + u32(ARRAY) + u32(ARRAY) + u64(1 << 60) + (u32(0) + u64(0)) * 1000
     ),
     "is nested 50,000 deep": gguf(NESTED),
     "has alignment 0": with_field(text(b"general.alignment") + u32(4) + u32(0)),
-    "has alignment 3": with_field(text(b"general.alignment") + u32(4) + u32(3)),
     "has a text for alignment": with_field(text(b"general.alignment") + u32(8) + text(b"32")),
-    "has -1 for alignment": with_field(text(b"general.alignment") + u32(5) + b"\xff" * 4),
     "has a field twice": with_field(text(b"llama.block_count") + u32(4) + u32(3)),
     "has 0 layers": number("llama.block_count", 0),
-    "has 2 layers of 3": number("llama.block_count", 2),
     "has 4 layers of 3": number("llama.block_count", 4),
-    "has 10^6 layers": number("llama.block_count", 10**6),
     "has 0 heads": number("llama.attention.head_count", 0),
     "has 5 heads": number("llama.attention.head_count", 5),
-    "has 0 key heads": number("llama.attention.head_count_kv", 0),
     "has 3 key heads": number("llama.attention.head_count_kv", 3),
-    "is 128 wide": number("llama.embedding_length", 128),
     "is 2^31 wide": number("llama.embedding_length", 1 << 31),
-    "has an MLP of width 2^31": number("llama.feed_forward_length", 1 << 31),
-    "has a context of 0": number("llama.context_length", 0),
     "has a vocabulary of 2^31": number("llama.vocab_size", 1 << 31),
     "is of no architecture": renamed(b"general.architecture", b"general.architectura"),
     "is of an unknown architecture": renamed(text(b"llama"), text(b"lalma")),
@@ -279,15 +257,12 @@ GGUF_DAMAGES: dict[str, Damage] = {
     "has an unknown tokenizer": renamed(text(b"gpt2"), text(b"gpt9")),
     "has no merges": renamed(b"ggml.merges", b"ggml.margas"),
     "lacks a norm": renamed(b"output_norm.weight", b"output_narm.weight"),
-    "lacks a matrix": renamed(b"blk.1.ffn_up.weight", b"blk.1.ffn_ub.weight"),
     "lacks a layer": renamed(b"blk.2.", b"blk.7."),
     "has a tensor twice": renamed(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"),
     "has a tensor of 0 dimensions": tensor_field(0, u32(0)),
     "has a tensor of 2^63 numbers": tensor_field(4, u64(1 << 63)),
-    "has a tensor of 0 numbers": tensor_field(4, u64(0)),
     "has a tensor of 63 numbers": tensor_field(4, u64(63)),
     "has a tensor of an unknown type": tensor_field(12, u32(9999)),
-    "has a tensor of another type": tensor_field(12, u32(2)),
     "has a tensor beyond the end": tensor_field(16, u64(1 << 40)),
     "has a tensor that is not aligned": tensor_field(16, u64(7)),
     "is a folder": as_folder("tiny.gguf"),
