@@ -1,6 +1,6 @@
 """Every field of vLLM's and of TensorRT-LLM's requests: done, harmless, or refused by its name.
 
-Names of fields are those of vLLM's `ChatCompletionRequest` and `CompletionRequest` (commit
+The names in fields.json are those of vLLM's `ChatCompletionRequest` and `CompletionRequest` (commit
 002032ee, and `guided_*` of 0.10), OpenAI's API reference of 2025, and the inputs of `ensemble` and
 `tensorrt_llm_bls` in NVIDIA/TensorRT-LLM's triton_backend (commits 2a9abd95, 0193dbd4) with those
 of release 0.9.
@@ -8,7 +8,9 @@ of release 0.9.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,41 +23,14 @@ from playground.api.triton import TritonRequest
 from tests.playground.api.test_openai import COMPLETIONS, events, text_of
 from tests.playground.serving import Served
 
-VLLM = (
-    "model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format "
-    "seed stop stream stream_options temperature top_p user use_beam_search top_k min_p "
-    "repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output "
-    "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens "
-    "truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids allowed_token_ids "
-    "bad_words echo add_special_tokens structured_outputs priority request_id session_id "
-    "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
-    "return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs "
-    "repetition_detection thinking_token_budget stream_interval guided_json guided_regex "
-    "guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern"
+KNOWN: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("fields.json").read_text(encoding="utf-8")
 )
-CHAT_FIELDS = (
-    f"{VLLM} messages max_completion_tokens top_logprobs tools tool_choice reasoning_effort "
-    "include_reasoning parallel_tool_calls add_generation_prompt continue_final_message documents "
-    "chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text "
-    "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "modalities audio prediction verbosity web_search_options functions function_call"
-)
-TEXT_FIELDS = f"{VLLM} prompt suffix prompt_embeds best_of"
-OTHERS = "speculative disable_spec_decode no_repeat_ngram_size"
-TRITON = (
-    "text_input decoder_text_input max_tokens num_return_sequences bad_words stop_words "
-    "exclude_input_in_output end_id pad_id top_k top_p temperature length_penalty "
-    "repetition_penalty min_tokens presence_penalty frequency_penalty seed return_log_probs "
-    "return_context_logits return_generation_logits return_perf_metrics return_num_input_tokens "
-    "return_num_output_tokens beam_width stream prompt_embedding_table prompt_table_extra_id "
-    "prompt_vocab_size embedding_bias_words embedding_bias_weights lora_task_id lora_weights "
-    "lora_config guided_decoding_guide_type guided_decoding_guide image_input image_bytes_input "
-    "image_url_input video_bytes_input num_draft_tokens use_draft_logits random_seed min_length"
-)
+OTHERS = ["speculative", "disable_spec_decode", "no_repeat_ngram_size"]
 ALL = {
-    "/v1/chat/completions": f"{CHAT_FIELDS} {OTHERS}".split(),
-    "/v1/completions": f"{TEXT_FIELDS} {OTHERS}".split(),
-    "/v2/models/tiny:scripted/generate": TRITON.split(),
+    "/v1/chat/completions": [*KNOWN["vllm"], *KNOWN["vllm chat"], *OTHERS],
+    "/v1/completions": [*KNOWN["vllm"], *KNOWN["vllm text"], *OTHERS],
+    "/v2/models/tiny:scripted/generate": KNOWN["triton"],
 }
 BODIES: dict[str, dict[str, Any]] = {
     **COMPLETIONS,

@@ -153,7 +153,7 @@ REFUSED: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "changes", "word"), REFUSED)
-def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(
+def test_an_invalid_request_is_refused_in_the_protocols_own_form(
     http: httpx.Client, kind: str, changes: object, word: str
 ) -> None:
     path, whole = next((p, b) for p, b in COMPLETIONS.items() if ("chat" in p) == (kind == "chat"))
@@ -217,7 +217,7 @@ def held(served: Served, **fields: Any) -> Iterator[tuple[LiveRun, Future[httpx.
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_was_stopped_is_no_answer(served: Served, stream: bool) -> None:
+def test_a_stopped_answer_is_an_error(served: Served, stream: bool) -> None:
     letters = {"structured_outputs": {"regex": "[a-z]{24}"}}  # no half characters
     with held(served, stream=stream, **letters) as (run, answering):
         run.cancel()
@@ -247,8 +247,6 @@ def idle(served: Served) -> None:
     "constraint",
     [
         {"guided_json": {"type": "integer", "multipleOf": 99999989}},
-        {"guided_json": {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 97)]}},
-        {"guided_grammar": "\n" * 90_000 + 'root ::= "a"'},
         {"guided_grammar": 'start: e\ne: "" | e e | e e e | /[a-z]/ | /[^,]/ | /./'},
         {"guided_regex": "(.|\\n)*(a|e|i).{24}(o|u|x).{11}"},
     ],

@@ -28,7 +28,7 @@ def test_the_tutorials_line_is_answered_without_a_content_type(http: httpx.Clien
     assert len(told["text_output"]) > len(TUTORIAL["text_input"])
 
 
-def test_fields_may_stand_in_parameters_and_lists(http: httpx.Client) -> None:
+def test_fields_may_be_given_in_parameters_and_lists(http: httpx.Client) -> None:
     whole = http.post(GENERATE, json=TUTORIAL).json()["text_output"]
     rest = {key: value for key, value in TUTORIAL.items() if key != "text_input"}
     body = {"text_input": [TUTORIAL["text_input"]], "parameters": {**rest, "stop_words": [""]}}
@@ -87,7 +87,7 @@ def test_the_guides_draft_length_is_obeyed_by_every_request(
     assert refused.status_code == 400 and "use_draft_logits must be left out" in refused.text
 
 
-def test_health_and_metadata(http: httpx.Client) -> None:
+def test_health_and_metadata_have_tritons_form(http: httpx.Client) -> None:
     for path in ("/v2/health/ready", "/v2/health/live", "/v2/models/ensemble/ready"):
         assert http.get(path).status_code == 200, path
     assert http.get("/v2").json()["extensions"] == ["generate"]
@@ -137,7 +137,7 @@ def test_a_server_whose_engine_is_stuck_is_not_ready(
         (f"{GENERATE}_stream", {"text_input": 3}, 400, "text_input"),
     ],
 )
-def test_faults_are_written_as_triton_writes_them(
+def test_errors_have_tritons_form(
     http: httpx.Client, path: str, body: dict[str, Any], status: int, word: str
 ) -> None:
     answer = http.post(path, json=body)

@@ -5,6 +5,7 @@ The draft length that is advised, against a machine whose times are known.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,75 +26,8 @@ from playground.connect.report import (
 )
 from playground.experiments.plan import Item
 
-RECORDED = {
-    "vllm": """\
-# TYPE vllm:spec_decode_num_drafts_total counter
-vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 40.0
-vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
-# TYPE vllm:spec_decode_num_draft_tokens_total counter
-vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 120.0
-# TYPE vllm:spec_decode_num_accepted_tokens_total counter
-vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 60.0
-# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 30.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 10.0
-# TYPE vllm:generation_tokens_total counter
-vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="m"} 2.0
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
-""",
-    "llamacpp": """\
-# TYPE llamacpp:tokens_predicted_total counter
-llamacpp:tokens_predicted_total 100
-# TYPE llamacpp:spec_decode_num_draft_tokens_total counter
-llamacpp:spec_decode_num_draft_tokens_total 120
-# TYPE llamacpp:spec_decode_num_accepted_tokens_total counter
-llamacpp:spec_decode_num_accepted_tokens_total 60
-# TYPE llamacpp:spec_decode_num_drafts_total counter
-llamacpp:spec_decode_num_drafts_total 40
-# TYPE llamacpp:requests_processing gauge
-llamacpp:requests_processing 2
-# TYPE llamacpp:requests_deferred gauge
-llamacpp:requests_deferred 1
-# TYPE llamacpp:spec_decode_num_accepted_tokens_per_pos_total counter
-llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 30
-llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 20
-llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 10
-""",
-    "sglang": """\
-# TYPE sglang:spec_accept_length gauge
-sglang:spec_accept_length{model_name="m",dp_rank="0",tp_rank="0"} 2.0
-sglang:spec_accept_length{model_name="m",dp_rank="1",tp_rank="0"} 3.0
-# TYPE sglang:spec_verify_calls counter
-sglang:spec_verify_calls_total{model_name="m",tp_rank="0"} 40.0
-# TYPE sglang:spec_num_steps gauge
-sglang:spec_num_steps{model_name="m",tp_rank="0"} 3.0
-# TYPE sglang:spec_num_draft_tokens gauge
-sglang:spec_num_draft_tokens{model_name="m",tp_rank="0"} 4.0
-# TYPE sglang:spec_cap_length gauge
-sglang:spec_cap_length{model_name="m",tp_rank="0"} 3.5
-# TYPE sglang:spec_block_accept_length gauge
-sglang:spec_block_accept_length{model_name="m",tp_rank="0"} 0.0
-# TYPE sglang:spec_accept_rate gauge
-sglang:spec_accept_rate{model_name="m",dp_rank="0",tp_rank="0"} 0.4
-sglang:spec_accept_rate{model_name="m",dp_rank="1",tp_rank="0"} 0.6
-# TYPE sglang:generation_tokens_total counter
-sglang:generation_tokens_total{model_name="m",is_streaming="true"} 70.0
-sglang:generation_tokens_total{model_name="m",is_streaming="false"} 30.0
-# TYPE sglang:num_running_reqs gauge
-sglang:num_running_reqs{model_name="m"} 2.0
-# TYPE sglang:num_queue_reqs gauge
-sglang:num_queue_reqs{model_name="m"} 1.0
-""",
-    "trtllm": """[
-{"iter": 1, "numActiveRequests": 4, "numQueuedRequests": 0},
-{"iter": 2, "numActiveRequests": 2, "numQueuedRequests": 1, "specDecodingStats": {
-  "numDraftTokens": 120, "numAcceptedTokens": 60, "numRequestsWithDraftTokens": 40,
-  "acceptanceLength": 2.5, "iterLatencyMS": 3.0, "draftOverhead": 0.1}}]""",
-}
+RECORDED = {file.stem: file.read_text() for file in Path(__file__).parent.glob("recorded/*.*")}
+del RECORDED["README"]
 BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
@@ -134,7 +68,7 @@ def test_the_owner_of_its_models_identifies_an_engine() -> None:
 @pytest.mark.parametrize(
     "answer", [[], {}, {"data": 3}, {"data": [3]}, {"data": []}, {"data": [{"id": "x"}]}, None]
 )
-def test_what_is_no_engine_is_refused(answer: Any) -> None:
+def test_an_answer_of_no_known_engine_is_refused(answer: Any) -> None:
     with pytest.raises(ConfigError, match="vLLM|data|ModelList"):
         engine_of(ModelList.parse(answer))
 

@@ -144,7 +144,7 @@ def test_concurrencies_are_checked() -> None:
             read_concurrencies(text)
 
 
-def test_nobody_listens() -> None:
+def test_an_address_where_nothing_listens_is_refused() -> None:
     with pytest.raises(EngineError, match="cannot be reached"):
         visited(Address(f"http://127.0.0.1:{free_port()}"))
 
