@@ -16,6 +16,7 @@ import pytest
 from engine.tuning.controller import build_drafter
 from tests import blocking
 from tests import postgres as postgresql
+from tests.compiling import compiled_once as compiled_once
 from tests.drafting import MODULES, draft_as_set
 
 blocking.install()
@@ -25,8 +26,6 @@ SWITCHES = ("slow", "network", "browser", "gpu")
 def pytest_addoption(parser: pytest.Parser) -> None:
     for switch in SWITCHES:
         parser.addoption(f"--{switch}", action="store_true", help=f"run the tests marked {switch}")
-    parser.addoption("--hostile-long", action="store_true", help="run the campaigns whole")
-    parser.addoption("--faults-long", action="store_true", help="kill a hundred times")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

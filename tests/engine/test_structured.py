@@ -330,6 +330,7 @@ def write_within_limits(done: SimpleQueue[int]) -> None:
         done.put(i)
 
 
+@pytest.mark.slow
 def test_no_grammar_takes_the_engine_long_or_much_memory() -> None:
     context = multiprocessing.get_context("spawn")
     done = context.SimpleQueue()

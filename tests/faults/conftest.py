@@ -1,4 +1,4 @@
-"""How often each action is killed, and the target of them all."""
+"""The target of every killed action."""
 
 from __future__ import annotations
 
@@ -7,23 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.models import save_tiny
-
-KILLS = {
-    "page": (1, 20),
-    "generate": (2, 25),
-    "bench": (2, 20),
-    "sweep": (1, 15),
-    "train": (2, 20),
-    "ray": (2, 10),
-}
-"""Kills of each action, in the short campaign and in the long one."""
-
-
-@pytest.fixture
-def num_kills(request: pytest.FixtureRequest) -> dict[str, int]:
-    """How often each action is killed."""
-    long = bool(request.config.getoption("--faults-long"))
-    return {action: counts[long] for action, counts in KILLS.items()}
 
 
 @pytest.fixture(scope="session")

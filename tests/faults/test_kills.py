@@ -1,7 +1,6 @@
 """kill -9 at any moment of every long action: what was shown is kept, and what is left is done.
 
-Ctrl+C is quick, and leaves nothing half marked. Short by default; --faults-long kills a hundred
-times.
+Ctrl+C is quick, and leaves nothing half marked.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ pytestmark = pytest.mark.slow  # whole programs, started and ended
 
 APP = Path(__file__).parents[2] / "app.py"
 SEED = 20261122
-MOST_AT_ONCE = 5
-"""Kills of one experiment before it is left alone to end."""
 SOON_S = 30.0
 """On a machine that has other things to do; by itself the page's run would take longer."""
 INTERRUPTED = 130
@@ -72,25 +69,17 @@ def killed(
         seconds /= 2
 
 
-def rounds(num_kills: int) -> list[int]:
-    """So many kills in rounds of a few: each round ends with a whole result."""
-    whole, rest = divmod(num_kills, MOST_AT_ONCE)
-    return [MOST_AT_ONCE] * whole + [rest] * (rest > 0)
-
-
 # ---- runs
 
 
-def test_a_killed_run_of_the_command_line(
-    tiny: Path, tmp_path: Path, num_kills: dict[str, int]
-) -> None:
+def test_a_killed_command_keeps_in_the_log_what_it_printed(tiny: Path, tmp_path: Path) -> None:
     db, draw = tmp_path / "runs.db", random.Random(SEED)
     line = "generate hello --target {} --dtype float32 --db {} --method NGram --ignore-eos"
     asked = words(f"{line} --max-new-tokens 900", tiny, db)
     timed(tmp_path, *asked)
     with RunLog.open(str(db)) as log:
         whole = detail(log, log.find().rows[0].id).text
-    for _ in range(num_kills["generate"]):
+    for _ in range(2):
         child = Child(tmp_path, command, *asked)
         enough = draw.uniform(0.0, 0.9) * len(whole)
         child.until(lambda child=child, enough=enough: len(child.text) > enough)  # type: ignore[misc]
@@ -100,10 +89,11 @@ def test_a_killed_run_of_the_command_line(
             check_run(log, run, child.text.removesuffix("\n"), whole)
 
 
-def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int]) -> None:
+def test_a_killed_server_keeps_in_the_log_what_a_tab_was_shown(tmp_path: Path) -> None:
+    """Of the second run; the first has the whole text."""
     target = save_tiny_llama(tmp_path / "tiny")
     db, draw, whole = tmp_path / "runs.db", random.Random(SEED), ""
-    for number in range(num_kills["page"] + 1):
+    for number in range(2):
         child, url = begin_page(tmp_path / str(number), target, db)
         seen = Watcher()
         tab = threading.Thread(target=follow, args=(url, seen.take), kwargs=slow(delay_ms=5))
@@ -182,11 +172,13 @@ class Action:
     Attributes:
         line: its words; {} stands for the target, and then for what it writes.
         written: a log or a drafter.
+        num_kills: how often it is killed before it is left alone to end.
     """
 
     line: str
     written: str
     result: Callable[[Path], dict[Any, Any]]
+    num_kills: int = 2
 
     def words(self, target: Path, folder: Path) -> Sequence[object]:
         """Begin it, or go on if the log has it already."""
@@ -210,6 +202,7 @@ ACTIONS = {
         f"sweep --dtype float32 --grid --method ngram --vary max_draft_len=1:3 {ASKED}",
         "runs.db",
         swept,
+        num_kills=1,
     ),
     "train": Action(
         "train --dtype float32 --method medusa --rows 4 --tokens 1500 --set pack_tokens=256 "
@@ -222,25 +215,22 @@ ACTIONS = {
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_what_is_killed_goes_on_and_ends_as_without_the_kills(
-    name: str, tiny: Path, tmp_path: Path, num_kills: dict[str, int]
+    name: str, tiny: Path, tmp_path: Path
 ) -> None:
-    action, draw = ACTIONS[name], random.Random(SEED)
+    action, draw, folder = ACTIONS[name], random.Random(SEED), tmp_path / "killed"
     seconds = timed(tmp_path, *action.words(tiny, tmp_path / "whole"))
-    whole = action.result(tmp_path / "whole")
-    for number, most in enumerate(rounds(num_kills[name])):
-        folder = tmp_path / str(number)
-        for _ in range(most):
-            killed(tmp_path, draw, seconds, partial(action.words, tiny, folder))
-            check_marks(folder / "runs.db")
-        timed(tmp_path, *action.words(tiny, folder))
-        assert action.result(folder) == whole
+    for _ in range(action.num_kills):
+        killed(tmp_path, draw, seconds, partial(action.words, tiny, folder))
+        check_marks(folder / "runs.db")
+    timed(tmp_path, *action.words(tiny, folder))
+    assert action.result(folder) == action.result(tmp_path / "whole")
 
 
 # ---- ends that are asked for
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_and_its_like_in_generate_are_a_cancelled_run_with_what_was_shown(
+def test_a_signal_ends_generate_as_a_cancelled_run_with_what_was_shown(
     number: int, tiny: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "runs.db"
@@ -310,14 +300,17 @@ def test_ctrl_c_ends_a_page_whose_experiment_waits_for_its_target(tmp_path: Path
 
 
 @contextmanager
-def serving_app(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving_app(
+    folder: Path, program: Sequence[object] = (sys.executable, APP)
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The program as people start it, with all its files in a folder; and its URL."""
     port = free_port()
     line = f"serve --no-token --port {port} --db {folder}/runs.db --cache-dir {folder}/.cache"
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen([sys.executable, APP, *line.split()], env=environment) as process:
+    command = [*map(str, program), *line.split()]
+    with subprocess.Popen(command, cwd=folder, env=environment) as process:
 
         def answers() -> bool:
             assert process.poll() is None
@@ -333,7 +326,7 @@ def serving_app(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_uploads_go_with_the_server_or_when_the_next_one_starts(
+def test_uploads_are_deleted_with_the_server_or_by_the_next_one(
     number: int, tmp_path: Path
 ) -> None:
     def uploads() -> list[Path]:

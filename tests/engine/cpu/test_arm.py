@@ -39,7 +39,9 @@ def avx2(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "BF16"])
-def test_products_of_every_type(kind: str, arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
+def test_products_of_every_type_equal_those_of_avx2(
+    kind: str, arm: ctypes.CDLL, avx2: ctypes.CDLL
+) -> None:
     raw, _ = raw_of(kind)
     x = torch.randn(49, COLUMNS, generator=torch.Generator().manual_seed(2)).bfloat16()
     x[2, 5], x[3, 5], x[4, :32] = torch.nan, torch.inf, 1e-37
@@ -60,7 +62,9 @@ CASES = [(name, (16, 8, 4)[i % 3]) for i, name in enumerate(WIDE)]
 
 
 @pytest.mark.parametrize(("name", "bits"), [*CASES, ("llama", 8), ("llama", 4)])
-def test_prompts_and_trees(name: str, bits: int, arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
+def test_prompts_and_trees_equal_those_of_avx2(
+    name: str, bits: int, arm: ctypes.CDLL, avx2: ctypes.CDLL
+) -> None:
     model = wide_model(name)
     theirs, ours = (native(copy.deepcopy(model), kernels, bits) for kernels in (avx2, arm))
     for expected, output in zip(forwards(theirs), forwards(ours), strict=True):
@@ -70,7 +74,9 @@ def test_prompts_and_trees(name: str, bits: int, arm: ctypes.CDLL, avx2: ctypes.
         torch.testing.assert_close(output.logsumexp, expected.logsumexp)
 
 
-def test_the_most_probable_tokens(arm: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_probable_tokens_are_those_of_torch(
+    arm: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(operators, "loaded_library", lambda: arm)
     logits = torch.randn(5, 77, generator=torch.Generator().manual_seed(1))
     ranked, expected = topk(logits, 9), logits.topk(9)

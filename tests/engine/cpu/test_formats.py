@@ -65,7 +65,7 @@ def test_a_row_that_is_not_there_is_refused(kernels: ctypes.CDLL) -> None:
             matrix.rows(torch.tensor([0, row]))
 
 
-def test_a_type_without_a_format_is_none(kernels: ctypes.CDLL) -> None:
+def test_a_type_without_a_kernel_is_not_packed(kernels: ctypes.CDLL) -> None:
     blocks = random_blocks("MXFP4", 16, 64)
     raw = RawTensor(int(gguf.GGMLQuantizationType.MXFP4), (16, 64), blocks)
     assert Matrix.from_gguf(kernels, raw) is None
@@ -133,7 +133,7 @@ def test_a_file_says_what_the_model_that_it_was_written_from_says(
 # ---- memory of packed matrices
 
 
-def test_pieces_are_zero_and_apart_and_begin_with_a_line_or_a_huge_page() -> None:
+def test_allocations_are_zeroed_disjoint_and_aligned() -> None:
     pieces = [aligned_zeros(size) for size in (1, 100, LINE, CHUNK // 2, CHUNK // 2 + 1, 0, 7)]
     assert all(piece.dtype == torch.uint8 and not piece.any() for piece in pieces)
     for number, piece in enumerate(pieces, start=1):
@@ -144,7 +144,7 @@ def test_pieces_are_zero_and_apart_and_begin_with_a_line_or_a_huge_page() -> Non
 
 
 @pytest.mark.skipif(not STATM.is_file(), reason="no /proc here")
-def test_memory_is_given_back() -> None:
+def test_freed_weights_give_their_memory_back() -> None:
     def resident() -> int:
         return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
 

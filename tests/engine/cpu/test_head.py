@@ -211,7 +211,7 @@ def test_a_model_drafts_a_chain_in_one_call(target: Target, ids: Tensor | None) 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("grown", [True, False])
 @pytest.mark.parametrize("name", ["eagle1", "eagle1-subset"])
-def test_they_draft_without_changing_the_text(
+def test_heads_on_the_kernels_draft_without_changing_the_text(
     name: str, grown: bool, temperature: float, target: Target
 ) -> None:
     head = head_of(name, target)

@@ -103,7 +103,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.usefixtures("fresh_library", "kernels")
-def test_a_damaged_library_is_compiled_again_and_said(
+def test_a_damaged_library_is_compiled_again_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     library(tmp_path)
@@ -140,7 +140,7 @@ def test_the_library_is_kept_and_not_run_where_others_may_write_it(
 
 
 @pytest.mark.usefixtures("fresh_library")
-def test_another_kind_of_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for system, machine in (("Windows", "AMD64"), ("Darwin", "x86_64")):
         monkeypatch.setattr("platform.system", lambda system=system: system)
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
@@ -174,7 +174,7 @@ def test_rare_formats_are_compiled_for_files_that_have_them(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("kernels")
-def test_wrong_kernels_step_aside_and_the_run_says_why(
+def test_wrong_kernels_are_not_used_and_the_run_says_why(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = Decoder._rotary_rows

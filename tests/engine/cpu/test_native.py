@@ -142,7 +142,9 @@ def in_bits(weight: torch.Tensor, bits: int) -> torch.Tensor:
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (5, 64), (576, 1536)])
 @pytest.mark.parametrize("n", [1, 3, 7, 130])
-def test_a_product(any_kernels: ctypes.CDLL, rows: int, columns: int, n: int, bits: int) -> None:
+def test_a_product_equals_that_of_the_rounded_weights(
+    any_kernels: ctypes.CDLL, rows: int, columns: int, n: int, bits: int
+) -> None:
     generator = torch.Generator().manual_seed(rows + n)
     weight = 0.05 * torch.randn(rows, columns, generator=generator)
     bias = torch.randn(rows, generator=generator)
@@ -170,7 +172,7 @@ def test_rows_of_any_dtype_are_multiplied_as_their_bfloat16(
     assert torch.equal(matrix.product(x), matrix.product(x.bfloat16()))
 
 
-def test_numbers_that_are_none_do_not_vanish_in_a_code(any_kernels: ctypes.CDLL) -> None:
+def test_nan_and_infinity_survive_quantized_activations(any_kernels: ctypes.CDLL) -> None:
     matrix = Matrix.of(any_kernels, torch.randn(16, 64), bits=8)
     for bad in (math.nan, math.inf, -math.inf):
         x = torch.randn(2, 64).bfloat16()
@@ -179,7 +181,7 @@ def test_numbers_that_are_none_do_not_vanish_in_a_code(any_kernels: ctypes.CDLL)
         assert not found[0].isfinite().any() and found[1].isfinite().all()
 
 
-def test_numbers_near_zero_are_zero_in_a_code(any_kernels: ctypes.CDLL) -> None:
+def test_tiny_activations_are_quantized_to_zero(any_kernels: ctypes.CDLL) -> None:
     matrix = Matrix.of(any_kernels, torch.randn(16, 64), bits=8)
     x = torch.cat([torch.full((1, 32), 1e-37), torch.ones(1, 32)], dim=1).bfloat16()
     zeros = torch.where(x < 1, 0, x)
@@ -231,7 +233,9 @@ def test_a_drafters_linear_modules_are_multiplied_by_the_kernels(kernels: ctypes
         ),
     ],
 )
-def test_models_that_they_do_not_take(family: str, overrides: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_model_is_refused_with_the_reason(
+    family: str, overrides: dict[str, Any], reason: str
+) -> None:
     model = tiny_model(family, **overrides).to(torch.bfloat16)
     assert reason in str(unsupported_reason(model))
     assert "not float32" in str(unsupported_reason(wide_model("llama").float()))
@@ -306,7 +310,7 @@ def test_the_output_matrix_gives_hidden_states_the_logits_of_the_forward(
 
 
 @given(data())
-def test_the_likeliest_tokens_are_what_torch_finds(kernels: ctypes.CDLL, drawn: DataObject) -> None:
+def test_topk_equals_torchs(kernels: ctypes.CDLL, drawn: DataObject) -> None:
     rows, vocab = drawn.draw(integers(1, 5)), drawn.draw(integers(1, 70))
     k = drawn.draw(integers(1, min(vocab, MAX_K)))
     number = sampled_from([-math.inf, -3.5, 0.0, 0.25, 7.0, 7.5]) | floats(-50, 50, width=32)

@@ -90,7 +90,7 @@ def test_the_folders_generation_settings_are_the_models(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "extra.weight"])
-def test_what_is_not_one_for_one_goes_by_way_of_floats(name: str, tmp_path: Path) -> None:
+def test_tensors_without_a_counterpart_are_loaded_as_floats(name: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", **SIZES)
     exact = prompt_logits(load_tiny(folder, "bfloat16"))
     file = folder / "model.safetensors"
@@ -100,7 +100,7 @@ def test_what_is_not_one_for_one_goes_by_way_of_floats(name: str, tmp_path: Path
     assert torch.equal(prompt_logits(target), exact) and target.environment()["forward"] == "native"
 
 
-def test_a_tensor_of_another_shape_is_no_counterpart(tmp_path: Path, kernels: ctypes.CDLL) -> None:
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path, kernels: ctypes.CDLL) -> None:
     folder = save_tiny(tmp_path / "model", **SIZES)
     config = tiny_model("llama", **{**SIZES, "intermediate_size": 128}).config
     empty = empty_model(config, None, "tiny", dtype=torch.bfloat16)

@@ -29,7 +29,7 @@ from tests.engine.scripted import assert_same_walk
 from tests.models import build_context, load_tiny, save_tiny
 
 
-def test_what_onednn_lacks_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtypes_that_onednn_lacks_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not can_pack(torch.float16) and not can_pack(torch.float64)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not can_pack(torch.float32)
@@ -75,7 +75,7 @@ def test_gradients_reach_the_rows_before_the_output_matrix() -> None:
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("kind", "dtype"), [("Q4_1", "q4"), ("Q4_0", "q4"), ("Q8_0", "q8")])
-def test_a_gguf_file_is_multiplied_in_its_own_codes_by_default(
+def test_a_gguf_file_runs_in_its_own_quantization_by_default(
     kind: str, dtype: str, tmp_path: Path
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", kind)
@@ -102,14 +102,14 @@ def test_a_gguf_file_is_in_bfloat16_where_that_is_chosen(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("dtype", "most"), [("q8", 0.06), ("q4", 0.4)])
-def test_any_model_can_be_given_codes_on_loading(dtype: str, most: float, tmp_path: Path) -> None:
+def test_any_model_can_be_quantized_on_loading(dtype: str, most: float, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tiny", "gemma2", hidden_size=64, intermediate_size=96)
     ours = load_tiny(folder, dtype)
     assert ours.environment()["forward"] == f"transformers' modules, {dtype}"
     assert 0 < deviation(prompt_logits(ours), prompt_logits(load_tiny(folder))) < most
 
 
-def test_codes_need_the_kernels_and_the_processor(tmp_path: Path) -> None:
+def test_quantized_weights_need_the_kernels_and_a_cpu(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(TargetError, match="needs the compiled kernels, which .* switched off"):
         load_tiny(path, "q4", native_kernels=False)

@@ -21,6 +21,7 @@ from engine.training.methods import METHODS as TRAINED
 from engine.tuning.ranks import trace_text
 from tests.engine.cuda.targets import captured, runner_of
 from tests.engine.device.runs import PROMPT, assert_waits, run
+from tests.engine.drafters.judges import slow
 from tests.engine.methods import FAMILIES, METHODS, drafter_for, moved, target_of
 from tests.models import alike, tiny_target
 
@@ -95,7 +96,9 @@ def test_graphs_write_the_cpus_text(name: str, device: torch.device) -> None:
     assert_waits(result.logs, first, later)
 
 
-@pytest.mark.parametrize(("name", "levels"), [("ngram", 0), ("eagle-chain", 4), ("draft-model", 4)])
+@pytest.mark.parametrize(
+    ("name", "levels"), [("ngram", 0), slow("eagle-chain", 4), ("draft-model", 4)]
+)
 def test_the_controller_decides_without_reading_more(
     name: str, levels: int, device: torch.device
 ) -> None:
@@ -139,7 +142,7 @@ def test_a_grammar_reads_the_draft_once_more(name: str, way: str, device: torch.
         own.config.eos_token_id = None
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "medusa", "draft-model", "mtp"])
+@pytest.mark.parametrize("name", ["ngram", "medusa", "draft-model", *map(slow, ("eagle3", "mtp"))])
 def test_the_next_turn_goes_on_from_the_last_one(name: str, device: torch.device) -> None:
     own = target_of(name)
     target = moved(own, device)

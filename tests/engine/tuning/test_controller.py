@@ -25,7 +25,7 @@ from engine.tuning.costs import Costs
 from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.survival import Survival, TrackedDraft
-from tests.engine.drafters.judges import write
+from tests.engine.drafters.judges import slow, write
 from tests.engine.methods import drafter_for
 from tests.engine.tuning.controlled import FLAT, PROMPT, STEEP, AtRandom, OnAMachine, Oracle
 from tests.models import build_context, tiny_target
@@ -474,7 +474,9 @@ SLOWDOWNS = json.loads(Path(__file__).with_name("busy_machine.json").read_text()
 """Time of forward after forward of that model, over what each took alone."""
 
 
-@pytest.mark.parametrize("curve", [QUIET_CURVE, BUSY_CURVE], ids=["quiet curve", "busy curve"])
+@pytest.mark.parametrize(
+    "curve", [QUIET_CURVE, slow(BUSY_CURVE)], ids=["quiet curve", "busy curve"]
+)
 @pytest.mark.parametrize("programs", SLOWDOWNS)
 def test_copies_are_drafted_beside_busy_programs(programs: str, curve: LatencyCurve) -> None:
     slowdowns = SLOWDOWNS[programs]
