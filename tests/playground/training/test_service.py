@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +26,6 @@ from engine.steps import Record
 from engine.training import trainer
 from engine.training.session import Question
 from playground.host.runner import EngineHost
-from playground.training import folder as folder_module
 from playground.training import work
 from playground.training.figures import FIGURES
 from playground.training.folder import TrainingFolder
@@ -460,51 +457,6 @@ def test_points_without_some_of_their_values_are_drawn(
     assert "nan" in card_html(replace(state, curve=folder.curve()))
     for draw in FIGURES.values():
         draw(folder.curve())
-
-
-# ---- a long curve
-
-
-def lines_run(work: Callable[[], object]) -> int:
-    """Lines of the folder's module that run, loops' counted each time."""
-    count, before = 0, sys.gettrace()
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        count += event == "line" and frame.f_code.co_filename == folder_module.__file__
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def test_a_look_at_a_curve_reads_each_point_once(tmp_path: Path) -> None:
-    folder = TrainingFolder(tmp_path)
-    numbers = iter(range(10**6))
-
-    def add(count: int) -> None:
-        for step in islice(numbers, count):
-            folder.add("loss", step, loss=1.0, seconds=step)
-
-    with folder.running():
-        add(100)
-        few = lines_run(folder.curve)
-        none_new = lines_run(folder.curve)
-        add(1000)
-        many = lines_run(folder.curve)
-        assert [point["step"] for point in folder.curve()["loss"]] == [*range(1100)]
-        assert many < 11 * few
-        assert lines_run(folder.curve) <= none_new
-        add(1)
-        assert lines_run(folder.curve) < 0.1 * few
-        folder.add("loss", 50, loss=1.0, seconds=2000)
-        folder.add("held out", 50, top1=[0.5])
-        assert [point["step"] for point in folder.curve()["loss"]] == [*range(51)]
-        assert TrainingFolder(tmp_path).curve() == folder.curve()
 
 
 # ---- mistakes
