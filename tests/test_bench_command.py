@@ -164,7 +164,7 @@ def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> Non
         configurations_of(["NGram max_draft_length=3"])
 
 
-def test_what_was_stopped_says_how_to_go_on(
+def test_a_stopped_benchmark_says_how_to_resume_it(
     folder: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db = tmp_path / "runs.sqlite3"

@@ -50,7 +50,7 @@ def test_a_run_of_the_log_is_exported(tmp_path: Path) -> None:
     assert "vllm serve a/b" in other.stdout
 
 
-def test_losses_and_remarks_go_to_stderr() -> None:
+def test_dropped_settings_and_remarks_go_to_stderr() -> None:
     lost = invoke("export", "--method", "medusa-vicuna-7b", "--to", "vllm",
                   "--engine-version", "0.32")  # fmt: skip
     assert "warning: vLLM runs Medusa as a chain" in lost.stderr

@@ -41,7 +41,7 @@ def one_file_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     sys.modules.pop("engine.drafters.successor", None)
 
 
-def test_it_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
+def test_a_new_method_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
     catalog = Catalog.shipped()
     target = next(iter(catalog.targets))
     assert "type:Successor" in [key for _, key in catalog.method_choices(target)]
@@ -51,7 +51,7 @@ def test_it_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
     assert method.kind == "tree" and len(method.tree) == 3
 
 
-def test_the_command_line_runs_it_and_the_log_keeps_its_trees(tmp_path: Path) -> None:
+def test_the_command_line_runs_a_new_method_and_the_log_keeps_its_trees(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", eos_token_id=None)
     common = ("--prompt-ids", "72,101,108", "--max-new-tokens", 12, "--json")
     plain = generate(folder, *common, "--method", "Autoregressive")
@@ -67,7 +67,7 @@ def test_the_command_line_runs_it_and_the_log_keeps_its_trees(tmp_path: Path) ->
     log.close()
 
 
-def test_it_is_measured_and_replayed_like_any_other() -> None:
+def test_a_new_method_is_measured_and_replayed_like_any_other() -> None:
     # A target of few tokens follows the root by number often enough.
     bench = build_context(tiny_target(vocab_size=8, eos_token_id=None))
     limits = Limits(max_new_tokens=40, ignore_eos=True)
@@ -85,7 +85,7 @@ def test_it_is_measured_and_replayed_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_that_does_not_know_it_cannot_take_it(engine: str) -> None:
+def test_no_other_engine_takes_a_new_method(engine: str) -> None:
     config = parse_method({"decoding_type": "Successor"})
     export = export_method(config, ENGINES[engine], target="owner/target")
     assert export.verdict == "not supported" and not export.files

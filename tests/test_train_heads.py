@@ -27,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 @pytest.mark.slow
-def test_a_call_cut_short_goes_on_and_measures_every_drafter(
+def test_a_repeated_call_continues_and_measures_every_drafter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = save_tiny(tmp_path / "target", num_hidden_layers=2)
@@ -52,7 +52,7 @@ def test_a_call_cut_short_goes_on_and_measures_every_drafter(
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
-def test_a_recipe_that_is_shipped_can_be_followed(
+def test_every_shipped_recipe_can_be_followed(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train_heads"])

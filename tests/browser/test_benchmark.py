@@ -166,7 +166,7 @@ def test_a_question_file_is_read_and_a_broken_one_refused(bench: Any, tmp_path: 
     refused.wait_for(state="hidden")
 
 
-def test_what_cannot_run_is_said_before_it_is_started(bench: Any) -> None:
+def test_an_invalid_benchmark_is_reported_before_it_starts(bench: Any) -> None:
     for tick in bench.locator("#pg-benchmark-suites input").all():
         tick.uncheck()
     bench.wait_for_selector("#pg-benchmark-outlook .faulty")

@@ -157,7 +157,9 @@ def test_a_combination_opens_on_the_part_that_an_engine_takes(page: GeneratePage
     tab.wait_for_selector(FILES)
 
 
-def test_all_methods_in_all_engines_fit(chromium: Any, served: Served, shots: Path) -> None:
+def test_the_table_of_methods_and_engines_fits_a_narrow_window(
+    chromium: Any, served: Served, shots: Path
+) -> None:
     path = "/?deploy=vllm&of=method:heads&target=tiny&version=0.32"
     with GeneratePage.opened(chromium, served.url, path=path, viewport=NARROW) as page:
         tab = page.tab

@@ -69,7 +69,7 @@ def test_newcomer_meets_a_branching_tree_in_one_click(
         assert engines.inner_text().count("GGUF") == 1
 
 
-def test_a_picked_target_goes_to_every_page_and_leaves_nothing_that_cannot_run(
+def test_choosing_a_target_updates_every_page_and_drops_what_cannot_run(
     chromium: Any, embedded: Served
 ) -> None:
     with GeneratePage.opened(chromium, embedded.url) as page:

@@ -57,7 +57,7 @@ def evil() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_a_foreign_page_is_let_do_nothing(
+def test_a_page_of_another_origin_can_do_nothing(
     chromium: Any, served: Served, evil: str, name: str
 ) -> None:
     context = chromium.new_context()

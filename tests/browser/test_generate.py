@@ -97,7 +97,7 @@ def test_every_answer_is_compared_with_plain_decoding(ran: GeneratePage, shots: 
     assert configurations.count() == 1 and "Scripted tree" in configurations.inner_text()
 
 
-def test_fastest_is_found_for_the_prompt_at_hand(
+def test_find_the_fastest_measures_the_current_prompt(
     page: GeneratePage, served: Served, shots: Path
 ) -> None:
     page.short(30)
@@ -252,7 +252,7 @@ def test_markup_in_prompt_and_output_is_inert(page: GeneratePage, served: Served
     assert page.tab.evaluate("window.hacked") is None
 
 
-def test_what_cannot_run_is_one_sentence(page: GeneratePage) -> None:
+def test_an_invalid_request_shows_one_sentence(page: GeneratePage) -> None:
     page.start("  ")
     page.wait_state("failed")
     assert "empty" in page.tab.inner_text("#pg-panel .alert")

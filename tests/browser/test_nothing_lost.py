@@ -250,7 +250,7 @@ def test_a_permalink_opened_elsewhere_fills_the_form_from_its_run(
         ("train=nobody", "#pg-train-state .pg-alert", "No training is named 'nobody'"),
     ],
 )
-def test_a_dead_link_says_so(
+def test_a_link_to_nothing_shows_an_error(
     chromium: Any, served: Served, link: str, place: str, says: str
 ) -> None:
     with GeneratePage.opened(chromium, served.url, path=f"/?{link}") as page:
@@ -258,7 +258,7 @@ def test_a_dead_link_says_so(
         page.check_clean()
 
 
-def test_what_an_older_version_left_is_taken_field_by_field(page: GeneratePage) -> None:
+def test_settings_stored_by_an_older_version_are_read_field_by_field(page: GeneratePage) -> None:
     limits = {"max_new_tokens": -1, "gone": 2, "ignore_eos": True}
     older = {"method": 4, "prompt": "Kept.", "run_form": {"values": {"limits": limits}}}
     for kept in ("{broken", json.dumps(older)):
@@ -325,7 +325,7 @@ def own_server(folder: Path) -> Iterator[tuple[Any, str]]:
         children[-1].kill()
 
 
-def test_a_killed_server_is_said_and_its_run_and_comparison_found_when_it_is_back(
+def test_a_killed_server_is_reported_and_its_runs_are_shown_when_it_is_back(
     chromium: Any, tmp_path: Path
 ) -> None:
     with (

@@ -79,7 +79,7 @@ def test_terms_are_defined_under_the_keyboard_too(page: GeneratePage) -> None:
     assert tab.locator("#pg-about").is_visible()
 
 
-def test_it_opens_again_at_once(page: GeneratePage) -> None:
+def test_the_palette_opens_again_right_after_it_closed(page: GeneratePage) -> None:
     """A dialog says that it closed only later, when it may be open again."""
     opened(page.tab)
     page.tab.evaluate(

@@ -116,7 +116,9 @@ def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -
     assert "1 + accepted draft tokens / steps, before any cut by EOS or length" in formula
 
 
-def test_marks_are_kept_on_a_slow_line_and_found(page: GeneratePage, served: Served) -> None:
+def test_annotations_survive_a_slow_connection_and_are_searchable(
+    page: GeneratePage, served: Served
+) -> None:
     run = finished(start(served.host, prompt="Slowly."))
     finished(start(served.host, prompt="Slowly, too."))
     opened(page, "Slowly")
@@ -251,7 +253,7 @@ def test_a_run_is_repeated_and_taken_to_generate(page: GeneratePage, served: Ser
     assert page.tab.input_value("#pg-run-form .pg-field-max_new_tokens input") == "24"
 
 
-def test_runs_are_carried_away_and_back_and_found_by_group(
+def test_runs_are_exported_imported_and_found_by_group(
     page: GeneratePage, served: Served, tmp_path: Path
 ) -> None:
     for length in ("3", "4", "4"):

@@ -19,7 +19,7 @@ from tests.playground.tiny import save_tiny_llama
 pytestmark = pytest.mark.browser
 
 
-def test_a_folder_is_looked_at_opened_and_found_again(
+def test_a_folder_is_inspected_opened_and_offered_again(
     chromium: Any, tmp_path: Path, shots: Path
 ) -> None:
     other = save_tiny_llama(tmp_path / "other")

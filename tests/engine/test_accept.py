@@ -233,16 +233,6 @@ class Scripted(SeededDraws):
         return 0
 
 
-def test_only_as_a_block_does_a_later_token_make_up_for_an_earlier_one() -> None:
-    """p(1) = .2 / .4, p(2) = min(1, p(1) · .8 / .4) = 1."""
-    target = torch.tensor([[0.2, 0.8], [0.8, 0.2], [0.5, 0.5]])
-    dists = DraftDists(torch.tensor([[0.4, 0.6], [0.4, 0.6]]), {0: 0, 1: 1})
-    verified = VerifiedTree([0, 0, 0], TreeShape.chain(2), target.log(), dists)
-    for verification, num_accepted in (("block", {2}), ("token", {0, 2})):
-        rule = Lossless(SAMPLINGS[0].replace(verification=verification))
-        assert {len(rule(verified, SeededDraws(s)).path) for s in range(20)} == num_accepted
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
 def test_no_rule_chooses_among_logits_that_are_not_finite(value: float, sampling: Sampling) -> None:

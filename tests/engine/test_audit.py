@@ -77,7 +77,9 @@ def test_a_flip_between_two_equal_logits_is_a_near_tie(dtype: torch.dtype) -> No
         (0.75, torch.float32, 2.0**-24),
     ],
 )
-def test_spacing(value: float, dtype: torch.dtype, expected: float) -> None:
+def test_spacing_is_the_distance_to_the_next_float(
+    value: float, dtype: torch.dtype, expected: float
+) -> None:
     assert spacing(value, dtype) == expected
     larger = torch.nextafter(torch.tensor(value, dtype=dtype).abs(), torch.tensor(1e4, dtype=dtype))
     assert spacing(value, dtype) == pytest.approx(float(larger) - abs(value))

@@ -40,7 +40,9 @@ def file(matrices: dict[str, np.ndarray], tmp_path: Path) -> GGUFFile:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tensors_are_the_files(kind: str, file: GGUFFile, matrices: dict[str, np.ndarray]) -> None:
+def test_tensors_equal_those_written_to_the_file(
+    kind: str, file: GGUFFile, matrices: dict[str, np.ndarray]
+) -> None:
     raw = file.tensor(kind)
     assert raw.shape == (ROWS, COLUMNS)
     assert np.array_equal(raw.data, matrices[kind])
@@ -78,7 +80,7 @@ def test_a_header_is_read_up_to_a_limit(
         GGUFFile(file.path)
 
 
-def test_the_header(file: GGUFFile) -> None:
+def test_the_header_has_every_field_and_tensor(file: GGUFFile) -> None:
     assert tuple(file.entries) == (*KINDS, "floats")
     assert file.metadata["general.name"] == "some"
     assert file.metadata["theta"] == 0.5 and file.metadata["flag"] is True
@@ -101,7 +103,7 @@ def test_transformers_reads_the_same_fields_by_it(file: GGUFFile) -> None:
         assert one.tensor_type == other.tensor_type and np.array_equal(one.data, other.data)
 
 
-def test_other_files_are_read_as_ever(file: GGUFFile, tmp_path: Path) -> None:
+def test_other_files_are_read_by_the_packages_own_reader(file: GGUFFile, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(file.path.read_bytes())
     plain = gguf.GGUFReader

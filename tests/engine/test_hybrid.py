@@ -113,7 +113,7 @@ def test_greedy_output_equals_transformers_generate(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
-def test_every_method_drafts_for_it(family: str, tmp_path: Path) -> None:
+def test_every_method_drafts_for_a_recurrent_target(family: str, tmp_path: Path) -> None:
     target = target_of(family)
     output = plain_greedy(target, PROMPT, NEW_TOKENS)
     save_medusa(tmp_path, target, 3)
@@ -192,7 +192,7 @@ def test_a_model_that_also_sees_loads_as_its_language_model(
         ("gpt_neo", "local attention"),
     ],
 )
-def test_what_cannot_be_rolled_back_is_refused(model_type: str, reason: str) -> None:
+def test_a_target_that_cannot_be_rolled_back_is_refused(model_type: str, reason: str) -> None:
     with pytest.raises(TargetError, match=f"{reason} layers, whose state cannot be rolled back"):
         check_can_roll_back(AutoConfig.for_model(model_type), "it")
 
@@ -211,7 +211,7 @@ def steps_of(target: Target, shape: TreeShape) -> list[Step]:
     return write(target, drafter, PROMPT, tokens=NEW_TOKENS).steps
 
 
-def test_what_roll_back_takes_is_a_part_of_the_rest() -> None:
+def test_roll_back_time_is_a_part_of_other_time() -> None:
     steps = steps_of(target_of("qwen3_5_text"), TreeShape([-1, 0, 0, 1, 2]))
     assert all(0 < step.rollback_s < step.other_s and step.verify_s > 0 for step in steps)
     split = measure(steps).time_split

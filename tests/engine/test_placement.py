@@ -80,13 +80,13 @@ def test_two_cards_share_a_model_without_cutting_a_layer(empty: PreTrainedModel)
     assert [share.split()[3] for share in limited.shares] == ["2.0", "1048576.0"]
 
 
-def test_what_does_not_fit_names_every_device(empty: PreTrainedModel) -> None:
+def test_a_model_that_does_not_fit_is_refused_naming_every_device(empty: PreTrainedModel) -> None:
     free = {"cuda:0": ROOM // 2, "cuda:1": ROOM // 2, "cpu": 1 << 40}
     with pytest.raises(OutOfMemoryError, match=r"cuda:0 .* cuda:1 .* too much\. Add a device"):
         place_layers(empty, "cuda:0,cuda:1", torch.float32, free)
 
 
-def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
+def test_the_facts_say_how_much_goes_on_which_device(folder: Path, tmp_path: Path) -> None:
     spec = TargetSpec(name="tiny", path=str(folder))
     facts = facts_of(spec, dtype="float32", device="cpu=2MiB,disk", cache_dir=tmp_path)
     (cpu, in_memory, *_), (disk, on_disk, _) = (share.split() for share in facts.shares)
@@ -117,6 +117,8 @@ def test_free_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> N
         ("cpu=2GB,disk", "must be like"),
     ],
 )
-def test_what_is_not_here_is_refused(device: str, message: str, empty: PreTrainedModel) -> None:
+def test_an_unavailable_device_is_refused(
+    device: str, message: str, empty: PreTrainedModel
+) -> None:
     with pytest.raises(ConfigError, match=message):
         place_layers(empty, device, torch.float32, {"cpu": 1 << 40})

@@ -29,7 +29,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     }
 
 
-def test_what_ships_no_trained_drafter_ships_a_random_one() -> None:
+def test_a_method_without_a_trained_drafter_ships_a_random_one() -> None:
     kinds = {preset.config.decoding_type for preset in UNTRAINED.values()}
     assert kinds == {"DFlash", "DSpark", "P_EAGLE", "MTP", "MTP_Assistant"}
     assert all(preset.untrained for preset in UNTRAINED.values())
@@ -51,7 +51,7 @@ def test_a_random_drafter_drafts_for_its_target(targets: dict[str, Target], name
     assert str(target.tokenizer.decode(text.output)).isascii()
 
 
-def test_it_is_made_once_and_the_seed_decides_what(tmp_path: Path) -> None:
+def test_random_weights_are_made_once_and_depend_on_the_seed(tmp_path: Path) -> None:
     spec = RANDOM["tiny-random-gemma-4"]
     assert spec.random is not None
     first = Path(locate(spec, tmp_path).location)

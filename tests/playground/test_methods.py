@@ -70,7 +70,7 @@ def test_a_shipped_tree_is_set_by_its_name() -> None:
         ("- 1\n", "must be a mapping with decoding_type"),
     ],
 )
-def test_what_nobody_wrote_is_one_sentence(text: str, words: str) -> None:
+def test_an_unreadable_method_is_refused_in_one_sentence(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_method(text)
 

@@ -21,7 +21,7 @@ def opened(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_shipped_is_found() -> None:
+def test_shipped_weights_may_be_used() -> None:
     catalog = catalog_within(Catalog.shipped(), (), ())
     for preset in catalog.presets.values():
         values = preset.config.model_dump()
@@ -48,7 +48,7 @@ def test_other_places_are_refused_alike_whether_they_exist(opened: Path) -> None
     assert len(said) == 1
 
 
-def test_what_the_server_was_started_for_is_found(opened: Path) -> None:
+def test_paths_allowed_at_the_start_may_be_used(opened: Path) -> None:
     tiny = save_tiny_llama(opened / "tiny")
     catalog = catalog_within(Catalog.shipped(), [str(tiny)], [str(opened / "heads"), "some/model"])
     assert catalog.target(str(tiny)).path == str(tiny)

@@ -194,7 +194,7 @@ def test_filters_are_written_and_read_as_short_texts() -> None:
 
 
 @pytest.mark.parametrize("text", ["fast", "turn = 1", "tok_s >= 90"])
-def test_what_is_no_filter_is_one_sentence(text: str) -> None:
+def test_an_invalid_filter_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^\S.*\.$"):
         read_filters([text])
 

@@ -171,7 +171,7 @@ def test_closing_waits_only_so_long_for_what_cannot_be_stopped(host: EngineHost)
     hold.set()
 
 
-def test_what_ended_stays_as_it_ended() -> None:
+def test_a_finished_run_keeps_its_state() -> None:
     run = LiveRun("tab")
     run.end("failed", error="It broke.")
     run.end("completed")

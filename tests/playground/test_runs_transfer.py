@@ -46,7 +46,7 @@ def test_an_export_of_nothing_is_still_a_document(log: RunLog, runs: list[str]) 
     assert list(read_runs(io.StringIO(document(log, *runs)))) == []
 
 
-def test_what_is_no_export_of_this_version_is_refused(log: RunLog) -> None:
+def test_an_export_of_another_version_is_refused(log: RunLog) -> None:
     text = document(log, finished_run(log))
     for bad, words in (
         ("", "The file"),

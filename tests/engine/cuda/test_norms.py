@@ -14,7 +14,7 @@ from tests.models import tiny_model
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2"])
-def test_a_model_writes_the_same_logits(family: str, dtype: torch.dtype) -> None:
+def test_fused_norms_give_the_same_logits(family: str, dtype: torch.dtype) -> None:
     model = tiny_model(family).to(dtype)
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):

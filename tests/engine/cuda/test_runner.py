@@ -129,7 +129,7 @@ def test_more_rows_than_any_size_and_prompts_are_run_eagerly() -> None:
     assert [row_bucket(rows) for rows in (5, 60, 128, 129)] == [6, 64, 128, None]
 
 
-def test_only_one_cache_at_a_time_is_lent() -> None:
+def test_the_static_cache_serves_one_text_at_a_time() -> None:
     model = model_of("llama")
     theirs, ours = plain(model), captured(model)
     first = ours.new_cache(64)

@@ -107,7 +107,7 @@ def test_sampled_output_follows_the_target(tmp_path: Path) -> None:
     assert judges.p_value(target, drafter, tokens=200) > 1e-3
 
 
-def test_what_is_no_assistant_of_the_target_is_refused(tmp_path: Path) -> None:
+def test_an_assistant_of_another_target_is_refused(tmp_path: Path) -> None:
     target = tiny_target("gemma4_text", eos_token_id=None)
     with pytest.raises(DrafterError, match="is of the type llama"):
         built(target, save_tiny(tmp_path / "llama"))

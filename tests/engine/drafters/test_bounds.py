@@ -70,13 +70,13 @@ def bytes_after_each(drafter: Drafter, texts: int, length: int) -> Iterator[int]
 
 
 @pytest.mark.parametrize("name", COLLECTING)
-def test_what_a_drafter_collects_takes_its_bytes_and_no_more(name: str) -> None:
+def test_a_drafters_memory_stays_within_its_limit(name: str) -> None:
     drafter = parse_method(COLLECTING[name]).build(build_context(target_of("llama")))
     memories = 2 if name == "earlier-runs" else 1  # of this text, and of those before
     assert max(bytes_after_each(drafter, texts=2, length=4000)) < memories * MOST
 
 
-def test_what_was_used_longest_ago_is_forgotten_first() -> None:
+def test_the_least_recently_used_entry_goes_first() -> None:
     table = BoundedTable[int, str]()
     for key in range(4):
         table.put(key, "", MOST // 4)

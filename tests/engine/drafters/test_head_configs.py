@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_key_that_nobody_reads_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+def test_an_unknown_key_is_refused_by_name(tmp_path: Path, name: str) -> None:
     checkpoint = Checkpoint(name, tmp_path)
     checkpoint.build()
     key = "mtp_gate" if name == "MTP" else "attention_gate"
@@ -206,7 +206,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
-def test_what_a_config_says_is_refused(
+def test_an_unsupported_value_of_a_config_is_refused(
     tmp_path: Path, name: str, changes: dict[str, Any], words: str
 ) -> None:
     checkpoint = Checkpoint(name, tmp_path)

@@ -114,7 +114,7 @@ def test_sampled_output_follows_the_target(num_layers: int, length: int) -> None
 # ---- what cannot be
 
 
-def test_what_has_no_such_layers_is_refused(tmp_path: Path) -> None:
+def test_a_target_without_mtp_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match="max_draft_len is 3, but tiny-deepseek has 2 MTP"):
         built(2, max_draft_len=3)
     for family, words in (

@@ -100,7 +100,7 @@ def test_a_name_is_registered_once():
         ("nothing", "No installed package offers a drafter 'nothing'"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(spec: str, words: str):
+def test_a_drafter_that_cannot_be_loaded_is_named(spec: str, words: str):
     with pytest.raises(DrafterError, match=words):
         load_user_drafter(spec)
 
@@ -121,7 +121,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch):
     lambda target=None: PairDrafter(target.name),
     lambda *args: PairDrafter(args),
 ])  # fmt: skip
-def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
+def test_a_factory_takes_the_target_or_nothing(factory: Any):
     assert isinstance(built(factory), Drafter)
 
 
@@ -157,7 +157,7 @@ class Watched:
         self.told.append("free")
 
 
-def test_it_is_told_when_a_text_begins_and_ends():
+def test_a_drafter_is_told_when_a_text_begins_and_ends():
     user = Watched()
     drafter = built(lambda: user)
     for prompt in ([5, 6], [7]):
@@ -165,7 +165,7 @@ def test_it_is_told_when_a_text_begins_and_ends():
     assert user.told == [([5, 6], 0.0, 4), "free", ([7], 0.0, 4), "free"]
 
 
-def test_it_sees_the_target_s_logits_and_hidden_states_row_by_row():
+def test_a_drafter_sees_the_targets_logits_and_hidden_states_row_by_row():
     target, user = judges.target_of("llama"), Watched()
     prompt = judges.PROMPTS[0]
     judges.write(target, built(lambda: user), prompt, tokens=12)

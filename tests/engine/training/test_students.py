@@ -97,7 +97,7 @@ def test_dialogues_of_a_pack_do_not_see_each_other(
         torch.testing.assert_close(likely.probs[start - 1], probs, atol=1e-4, rtol=1e-3)
 
 
-def test_only_answers_are_wanted(target: Target, corpus: Corpus) -> None:
+def test_only_answers_count_in_the_loss(target: Target, corpus: Corpus) -> None:
     """Of the row's own dialogue: what comes next in the pack is another's."""
     pack, wanted, begin = read(target, corpus), list[int](), 0
     for entry in corpus.entries[:3]:
