@@ -18,7 +18,12 @@ from tests.models import save_tiny
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
-FILES = {"engine": ".cpp .h", "presets": "", "playground": ".js .css .html", "storage": ".mako"}
+FILES = {
+    "engine": ".cpp .h",
+    "presets": "",
+    "playground": ".js .css .html .jinja .toml",
+    "storage": ".mako",
+}
 """Of each package, what it ships besides Python; of presets everything."""
 
 
