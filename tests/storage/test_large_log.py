@@ -71,7 +71,7 @@ class Work:
         self.instructions += 100
 
 
-PAGE = 20_000
+PAGE = 9_000
 """Instructions of a page of fifty runs that an index leads to."""
 QUESTIONS: dict[str, tuple[Callable[[RunLog], object], int]] = {
     "the newest runs": (lambda log: log.rows(RunQuery()), 0),
