@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import app; app.app(['--help'], standalone_mode=False)", "torch gradio sqlalchemy"),
-        pytest.param("import storage", "torch gradio pydantic", marks=pytest.mark.slow),
+        ("import storage", "torch gradio pydantic"),
         pytest.param("import engine", "gradio sqlalchemy", marks=pytest.mark.slow),
         pytest.param(
             "import playground.web.shell; from playground.host.catalog import Catalog; "

@@ -77,7 +77,7 @@ def test_the_installed_program_runs_exports_and_serves(
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
     def run(line: str, program: str = "specdec") -> str:
-        command = [installed / program, *line.split()]
+        command = [str(installed / program), *line.split()]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout

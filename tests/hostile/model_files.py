@@ -273,14 +273,18 @@ def corpus_cases() -> Iterator[Case]:
             yield Case(method, f"{key} is {said}", setting(manifest, key, odd))
     ends = {"no pairs": b"[[9]]", "beyond the text": b"[[9, 41]]", "reversed": b"[[9, 5]]"}
     for what, answers in ends.items():
-        damage = change(file, lambda d, answers=answers: d.replace(b"[[9, 40]]", answers))
-        yield Case(method, f"its answers are {what}", damage)
+        yield Case(method, f"its answers are {what}", change(file, answers_as(answers)))
     for tokens in (b"[99999]", b"[-1]", b'["0"]'):
         yield Case(method, f"its tokens are {tokens!r}", change(file, tokens_as(tokens)))
     for line in (b"", b"{\n", b"[" * 100_000 + b"\n", b"\xff\xff\n", b'{"a": 1}\n'):
         yield Case(method, f"its dialogues are {line[:9]!r}", rewrite(file, line))
     for what, damage in (("gone", gone(file)), ("a pipe", as_pipe(file))):
         yield Case(method, f"its dialogues are {what}", damage)
+
+
+def answers_as(answers: bytes) -> Callable[[bytes], bytes]:
+    """Put these answers into a dialogue."""
+    return lambda dialogue: dialogue.replace(b"[[9, 40]]", answers)
 
 
 def tokens_as(value: bytes) -> Callable[[bytes], bytes]:
