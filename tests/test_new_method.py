@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import engine.drafters
 from engine.config import Limits
 from engine.drafters import methods, parse_method
 from engine.proposal import Budget
 from engine.tree import ChoiceTree
+from engine.tuning.controller import build_drafter
 from engine.tuning.ranks import measure_ranks
 from engine.tuning.replay import replay
 from engine.tuning.timing import time_drafts
@@ -27,18 +30,23 @@ from tests.engine.tuning.runs import texts_of
 from tests.models import build_context, save_tiny, tiny_target
 from tests.test_cli import generate
 
-# The last example of docs/extending.md.
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
-ADD_A_METHOD = PAGE.read_text(encoding="utf-8").partition("## Add a method\n")[2]
-ONE_FILE = "\n".join(line[4:] for line in ADD_A_METHOD.splitlines() if line[:4] in ("", "    "))
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def example(heading: str) -> str:
+    """The file that stands under a heading of docs/extending.md."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return "\n".join(line[4:] for line in section.splitlines() if line[:4] in ("", "    "))
 
 
 @pytest.fixture(autouse=True)
 def one_file_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "successor.py").write_text(ONE_FILE)
+    (tmp_path / "successor.py").write_text(example("Add a method"))
+    (tmp_path / "stride.py").write_text(example("Add a head"))
     monkeypatch.setattr(engine.drafters, "__path__", [*engine.drafters.__path__, str(tmp_path)])
     yield
-    sys.modules.pop("engine.drafters.successor", None)
+    for name in ("successor", "stride"):
+        sys.modules.pop(f"engine.drafters.{name}", None)
 
 
 def test_a_new_method_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
@@ -90,3 +98,24 @@ def test_no_other_engine_takes_a_new_method(engine: str) -> None:
     export = export_method(config, ENGINES[engine], target="owner/target")
     assert export.verdict == "not supported" and not export.files
     assert export.refusal.endswith(".")
+
+
+def test_a_head_is_one_file_too(tmp_path: Path) -> None:
+    """It drafts what it ranks first, under the controller as well, and changes no text."""
+    target = tiny_target(vocab_size=8, eos_token_id=None)
+    matrix = torch.randn(target.hidden_size, target.hidden_size, generator=torch.manual_seed(3))
+    save_file({"stride.weight": matrix}, tmp_path / "model.safetensors")
+    bench = build_context(target)
+    config: Any = parse_method({"decoding_type": "Stride", "speculative_model": str(tmp_path)})
+    limits = Limits(max_new_tokens=40, ignore_eos=True)
+    (text,) = texts_of(bench, [[1, 2, 3]], limits)
+    ranks = measure_ranks(config, bench, [text], depths=1).ranks[:, 0]
+    as_set = write(target, config.build(bench), [1, 2, 3], limits=limits)
+    assert as_set.output == list(text.output_ids)
+    at, right = 0, []
+    for step in as_set.steps:
+        right.append(int(ranks[at] == 0) if step.num_drafted else 0)
+        at += step.num_committed
+    assert [step.num_accepted for step in as_set.steps] == right and sum(right) > 0
+    controlled = build_drafter(config, bench)
+    assert write(target, controlled, [1, 2, 3], limits=limits).output == as_set.output
