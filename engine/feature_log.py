@@ -62,7 +62,7 @@ class FeatureLog:
         self._needs, self._device, self._keeps_all = needs, device, keeps_all
         self._cursors: list[Cursor] = []
         self._parts: list[TargetOutput] = []
-        self._end = 0
+        self._first = self._end = 0
         self._logits: list[Tensor] = []
 
     @property
@@ -75,7 +75,7 @@ class FeatureLog:
         """Add the next rows of the prompt: of a forward, or restored from a prefix cache."""
         self.prompt_logits = output.logits[-1:]
         self._logits = [self.prompt_logits]
-        self._add(output.features, output)
+        self._add(output)
 
     def begin(self, root: int) -> None:
         """The first token behind the prompt, which was read."""
@@ -89,15 +89,15 @@ class FeatureLog:
             self._logits.append(output.at(outcome.path).logits)
             while sum(part.numel() for part in self._logits[:-1]) > MAX_LOGITS:
                 del self._logits[0]
-        self._add(output.features, output, outcome.path)
+        self._add(output, outcome.path)
 
-    def _add(
-        self, features: TargetOutput, output: TargetOutput, path: Sequence[int] | None = None
-    ) -> None:
+    def _add(self, output: TargetOutput, path: Sequence[int] | None = None) -> None:
+        """Add rows of a forward; None = all of them."""
         if self._needs.shared:
             self.shared = output.shared
         if not self._needs.has_features:
             return
+        features = output.features
         if path is not None and len(path) < features.num_feature_rows:
             features = features.at(path)
         self._parts.append(features)
@@ -105,12 +105,8 @@ class FeatureLog:
         if self._keeps_all:
             return
         least = min((cursor.row for cursor in self._cursors), default=self._end)
-        kept = sum(part.num_feature_rows for part in self._parts)
-        while len(self._parts) > 1:
-            kept -= self._parts[0].num_feature_rows
-            if self._end - kept > least:
-                break
-            del self._parts[0]
+        while len(self._parts) > 1 and self._first + self._parts[0].num_feature_rows <= least:
+            self._first += self._parts.pop(0).num_feature_rows
 
     # ---- what sessions read
 

@@ -65,10 +65,16 @@ class Readout:
             return
         probs = probabilities(self.logits[node : node + 1], self.sampling)
         self._next_probs = {node: probs[0]}
-        draft_probs = None if self.dists is None or row is None else self.dists.probs[[row]]
-        tokens = [torch.tensor([self.tokens[one]], device=probs.device) for one in children]
-        for rank, (own, drafted) in enumerate(rejections(probs, draft_probs, tokens)):
-            yield children[rank], float(own), None if drafted is None else float(drafted)
+        tokens = _index(probs.device, [self.tokens[child] for child in children])
+        if self.dists is None or row is None:
+            for child, own in zip(children, probs[0, tokens].tolist(), strict=True):
+                yield child, own, None
+            if children:
+                take_out(probs, torch.zeros_like(tokens), tokens)
+            return
+        tried = rejections(probs, self.dists.probs[[row]], tokens.split(1))
+        for child, (target_prob, draft_prob) in zip(children, tried, strict=True):
+            yield child, float(target_prob), float(draft_prob)
 
     def block(self) -> tuple[Sequence[float], Sequence[float]]:
         """p(i) and h(i) of `block_probs`."""
@@ -112,37 +118,36 @@ def device_columns(
 
 
 def rejections(
-    probs: Tensor, draft_probs: Tensor | None, tokens: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Of m nodes, the target's and the drafter's probability of their first children, then of their
-    second ones if the first were rejected, and so on: `(m, )` each, less for later children.
+    probs: Tensor, draft_probs: Tensor, tokens: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of m nodes, the target's and the drafter's probability of their first sampled children, then
+    of their second ones if the first were rejected, and so on: `(m,)` each, less for later ones.
 
-    At the end, `probs` holds the distributions after all of them were rejected. A sampled child's
-    rejection leaves max(target - draft, 0), and its siblings were drawn without it; a deterministic
-    one takes its own mass away.
+    At the end, `probs` holds the distributions after all of them were rejected: a rejection leaves
+    max(target - draft, 0), and the siblings were drawn without the rejected one.
 
     Args:
         probs: `(m, vocab)` of the target, which are changed; nodes with most children come first.
-        draft_probs: `(m, vocab)` that children were sampled from, which are changed; None for
-            deterministic drafts.
+        draft_probs: `(m, vocab)` that children were sampled from, which are changed.
         tokens: of the first child of each node, of the second one of those that have any, ….
     """
     for of_rank in tokens:
-        child, target = of_rank[:, None], probs[: len(of_rank)]
-        if draft_probs is None:
-            yield target.gather(1, child)[:, 0], None
-            continue
-        draft = draft_probs[: len(of_rank)]
+        child, target, draft = of_rank[:, None], probs[: len(of_rank)], draft_probs[: len(of_rank)]
         draft_prob = draft.gather(1, child)
         yield target.gather(1, child)[:, 0], draft_prob[:, 0]
         residual = normalize((target - draft).clamp_min(0.0), target)
         probs[: len(of_rank)] = torch.where(draft_prob > 0, residual, target)
         draft_probs[: len(of_rank)] = normalize(draft.scatter(1, child, 0.0), draft)
-    if draft_probs is None and tokens:
-        rest = probs.clone()
-        for of_rank in tokens:
-            rest[: len(of_rank)].scatter_(1, of_rank[:, None], 0.0)
-        probs.copy_(normalize(rest, probs))
+
+
+def take_out(probs: Tensor, rows: Tensor, tokens: Tensor) -> None:
+    """Change `probs (m, vocab)` to what they are once deterministic drafts were rejected.
+
+    Args:
+        rows, tokens: `(n,)`, of each draft.
+    """
+    rest = probs.index_put((rows, tokens), torch.zeros_like(tokens, dtype=probs.dtype))
+    probs.copy_(normalize(rest, probs))
 
 
 def block_probs(
@@ -195,21 +200,24 @@ def _tree_columns(
         parents = [node for node in inner if (node in row_of) == is_sampled]
         if not parents:
             continue
-        ranked = (
-            [one for one in each if one is not None]
-            for each in zip_longest(*map(children.__getitem__, parents))
-        )
-        nodes = [_index(device, of_rank) for of_rank in ranked]
-        draft_probs = None
-        if dists is not None and is_sampled:
-            draft_probs = dists.probs[_index(device, [row_of[node] for node in parents])]
         rows = _index(device, parents)
         left = probs[rows]
-        tried = rejections(left, draft_probs, [proposal.tokens[of_rank] for of_rank in nodes])
-        for of_rank, (target_prob, draft_prob) in zip(nodes, tried, strict=True):
-            target[of_rank] = target_prob
-            if draft_prob is not None:
-                draft[of_rank] = draft_prob
+        if dists is None or not is_sampled:
+            pairs = [(i, child) for i, node in enumerate(parents) for child in children[node]]
+            parent, child = upload(torch.tensor(pairs).T, device)
+            tokens = proposal.tokens[child]
+            target[child] = left[parent, tokens]
+            take_out(left, parent, tokens)
+        else:
+            ranked = (
+                [one for one in each if one is not None]
+                for each in zip_longest(*map(children.__getitem__, parents))
+            )
+            nodes = [_index(device, of_rank) for of_rank in ranked]
+            draft_probs = dists.probs[_index(device, [row_of[node] for node in parents])]
+            tried = rejections(left, draft_probs, [proposal.tokens[of_rank] for of_rank in nodes])
+            for of_rank, (target_prob, draft_prob) in zip(nodes, tried, strict=True):
+                target[of_rank], draft[of_rank] = target_prob, draft_prob
         probs[rows] = left
     num_used = _num_draws(proposal.shape)
     numbers = draws.peek(max(num_used) + 1)
