@@ -88,7 +88,7 @@ def test_a_draft_model_of_another_vocabulary_drafts_by_text_in_one_click(
 
     def with_small(tiny: Catalog) -> Catalog:
         models = {**tiny.targets, str(small): TargetSpec.of_path_or_hub(str(small))}
-        return replace(tiny, types=methods(), resolve=models.__getitem__)
+        return replace(tiny, types={**methods(), **tiny.types}, resolve=models.__getitem__)
 
     with (
         serving_tiny(tmp_path, adapt=with_small) as served,

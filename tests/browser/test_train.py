@@ -22,7 +22,9 @@ def test_a_head_is_trained_found_again_and_used(
     chromium: Any, tmp_path: Path, shots: Path, violations: Violations
 ) -> None:
     with (
-        serving_tiny(tmp_path, adapt=lambda tiny: replace(tiny, types=methods())) as trained,
+        serving_tiny(
+            tmp_path, adapt=lambda tiny: replace(tiny, types={**methods(), **tiny.types})
+        ) as trained,
         GeneratePage.opened(chromium, trained.url) as page,
     ):
         tab, form = page.tab, page.tab.locator(f"{TRAIN}-form")
@@ -61,7 +63,9 @@ def test_a_head_is_trained_found_again_and_used(
 def test_a_head_learns_from_an_uploaded_file_of_prompts(chromium: Any, tmp_path: Path) -> None:
     (file := tmp_path / "mine.jsonl").write_text('{"category": "mine", "turns": ["Tea?"]}\n')
     with (
-        serving_tiny(tmp_path, adapt=lambda tiny: replace(tiny, types=methods())) as trained,
+        serving_tiny(
+            tmp_path, adapt=lambda tiny: replace(tiny, types={**methods(), **tiny.types})
+        ) as trained,
         GeneratePage.opened(chromium, trained.url) as page,
     ):
         tab = page.tab
