@@ -83,7 +83,7 @@ def test_a_large_tree_is_edited_without_lag(
     chromium: Any, tuned: Tuned, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table has 10,000 positions; an edit ends when its figures and the tree are drawn."""
-    size, limit_ms = 256, 100
+    size, limit_ms = 256, 200
     big = random_tree(size, depth=5, ranks=8, seed=4)
     assert len(big) == size and tuned.table.num_positions == 10_000
     path = f"/?tree={linked(big)}&method=medusa&target=tiny"
