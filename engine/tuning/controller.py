@@ -78,22 +78,15 @@ class ControlledSession(DraftSession["ControlledDrafter"]):
     def __init__(self, drafter: ControlledDrafter, start: Start) -> None:
         super().__init__(drafter, start)
         self._inner = drafter.inner.open(start)
-        self.experience, self._clock, self._device = (
-            drafter.experience,
-            drafter.clock,
-            drafter.device,
-        )
+        self.experience, self._clock = drafter.experience, drafter.clock
         parts = self._inner.parts
         self._turns = [Turn(part, copies=part is not parts[-1]) for part in parts]
         self._step_began_s = self._clock()
         self.account = LossAccount()
         self._open_drafts: list[TrackedDraft] = []
-        self._num_right_in_a_row = 0
         self._step: DraftedStep | None = None
-        self._num_steps = self._num_committed = 0
-        self._num_prompt = start.log.num_prompt
-        self._follows_draft = False
-        self._reads_on_credit = False
+        self._num_steps = self._num_committed = self._num_right_in_a_row = 0
+        self._follows_draft = self._reads_on_credit = False
         self._token_ms = plain_ms = self.experience.costs.plain_ms
         self._trials: dict[DraftKind, Trials] = {}
         self._speedups: dict[DraftKind, RunningSpeedup] = {}
@@ -104,8 +97,6 @@ class ControlledSession(DraftSession["ControlledDrafter"]):
         usual_len = self.experience.answer_len or DEFAULT_ANSWER_LEN
         usual_ms = min(start.limits.max_new_tokens, usual_len) * plain_ms
         self._credit_ms = min(self.experience.credit * plain_ms, MAX_LOSS_SHARE * usual_ms)
-
-    # ---- a text
 
     def propose(self, budget: Budget) -> Proposal:
         began_s = self._clock()
@@ -195,7 +186,7 @@ class ControlledSession(DraftSession["ControlledDrafter"]):
         if self._num_steps:
             self.drafter.loss_ms = loss_ms = self.loss_ms
             elapsed_ms = self.account.elapsed_ms
-            self.experience.end_text(loss_ms, elapsed_ms, len(self.text) - self._num_prompt)
+            self.experience.end_text(loss_ms, elapsed_ms, len(self.text) - self.log.num_prompt)
             for kind, trials in self._trials.items():
                 self.experience.trial_debts_ms[kind] = max(0.0, -trials.balance_ms(elapsed_ms))
             self.drafter.save(self.experience)
@@ -301,7 +292,7 @@ class ControlledSession(DraftSession["ControlledDrafter"]):
     def _may_read_prompt(self, turn: Turn, prompt_ms: float) -> bool:
         """Whether the gain that the drafter can be expected to make is worth reading the prompt."""
         experience, costs = self.experience, self.experience.costs
-        num_new_tokens = len(self.text) - self._num_prompt
+        num_new_tokens = len(self.text) - self.log.num_prompt
         speedup = max(experience.speedup_of(kind).value for kind in turn.kinds)
         usual_left = max(experience.answer_len - num_new_tokens, DEFAULT_ANSWER_LEN)
         num_left = min(self.start.limits.max_new_tokens - num_new_tokens, usual_left)
@@ -393,7 +384,7 @@ class ControlledSession(DraftSession["ControlledDrafter"]):
 
     def _plain_step(self, reason: str) -> Proposal:
         expected = (1.0, self.experience.costs.plain_ms / 1000)
-        return root_only(self.text[-1], self._device, "not_worth_it", reason, expected)
+        return root_only(self.root, self.drafter.device, "not_worth_it", reason, expected)
 
     # ---- what a step took
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from engine.drafters.base import Drafter
+from engine.drafters.base import Drafter, Traits
 from engine.model.target import Target
 from engine.proposal import Budget
 from engine.tree import MAX_NODES
@@ -47,6 +47,11 @@ MAX_DISTURBANCE = 0.25
 """Bound of `Costs.disturbance`."""
 HICCUP_RATIO = 3.0
 """A step that takes this many times its expected time was held up by something else: a hiccup."""
+
+
+def kinds_of(traits: Traits) -> tuple[DraftKind, ...]:
+    """The kinds that a drafter makes."""
+    return KINDS if traits.branches else KINDS[:1]
 
 
 @dataclass(slots=True)
@@ -235,7 +240,7 @@ class Costs:
 
     def time_drafts(self, drafter: Drafter, target: Target) -> None:
         """Time drafts of every kind at full depth and at depth 1, unless any are known."""
-        kinds = KINDS if drafter.traits.branches else KINDS[:1]
+        kinds = kinds_of(drafter.traits)
         if any(kind in self.draft_times for kind in kinds):
             return
         for kind in kinds:

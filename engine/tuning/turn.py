@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.drafters.base import DraftSession, Traits
+from engine.drafters.base import DraftSession
 from engine.proposal import Budget, Proposal
 from engine.tuning.account import Trials
-from engine.tuning.costs import KINDS, DraftKind
+from engine.tuning.costs import DraftKind, kinds_of
 
 
 class Turn:
@@ -28,19 +28,12 @@ class Turn:
     def __init__(self, session: DraftSession[Any], *, copies: bool) -> None:
         """`copies`: it looks up what another session of the method would have to compute."""
         self.session, self.traits = session, session.drafter.traits
-        self.kinds = kinds_of(self.traits, copies=copies)
+        self.kinds: tuple[DraftKind, ...] = ("copy",) if copies else kinds_of(self.traits)
         self.has_draft_probs, self.num_extra_rows = True, 0
         self.decision: DraftPlan | str = ""
         self.num_repeats = self.num_missed = 0
         self.was_asked = False
         self.num_unread = session.log.num_prompt - (session.log.num_cached or 0)
-
-
-def kinds_of(traits: Traits, *, copies: bool = False) -> tuple[DraftKind, ...]:
-    """The kinds of draft that compete."""
-    if copies:
-        return ("copy",)
-    return KINDS if traits.branches else KINDS[:1]
 
 
 @dataclass(frozen=True, slots=True)
