@@ -100,7 +100,8 @@ class NGramSession(DraftSession["NGramDrafter"]):
         return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)
 
     def close(self) -> None:
-        self._lookup.learn(self.text)
+        if isinstance(self._lookup, PoolLookup) and self.drafter.pool is not None:
+            self._lookup.learn(self.text)
 
 
 class NGramDrafter(Drafter):
@@ -235,9 +236,6 @@ class PromptLookup:
         self._config, self._end, self._eos_ids = config, end, eos_ids
         self._text = ""
         """A character per token, because a string is searched fast without an index."""
-
-    def learn(self, sequence: list[int]) -> None:
-        """Nothing of a text serves another."""
 
     def draft(self, sequence: list[int]) -> list[int]:
         # Ids beyond Unicode would only share a character, and the target verifies every draft.

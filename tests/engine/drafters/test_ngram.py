@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.drafters.lookup.ngram import NGramConfig, Pool, lookup_of
+from engine.drafters.lookup.ngram import NGramConfig, Pool, PoolLookup, lookup_of
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from tests.engine.drafters.judges import write
@@ -39,7 +39,8 @@ def drafts(
     for sequence in sequences:
         lookup = lookup_of(config, end, eos_ids, shared)
         proposed = lookup.draft(sequence)
-        lookup.learn(sequence)
+        if isinstance(lookup, PoolLookup):
+            lookup.learn(sequence)
     return proposed
 
 
