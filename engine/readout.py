@@ -65,12 +65,13 @@ class Readout:
             return
         probs = probabilities(self.logits[node : node + 1], self.sampling)
         self._next_probs = {node: probs[0]}
+        if not children:  # though it may have had some, which the controller left out
+            return
         tokens = _index(probs.device, [self.tokens[child] for child in children])
         if self.dists is None or row is None:
             for child, own in zip(children, probs[0, tokens].tolist(), strict=True):
                 yield child, own, None
-            if children:
-                take_out(probs, torch.zeros_like(tokens), tokens)
+            take_out(probs, torch.zeros_like(tokens), tokens)
             return
         tried = rejections(probs, self.dists.probs[[row]], tokens.split(1))
         for child, (target_prob, draft_prob) in zip(children, tried, strict=True):

@@ -253,3 +253,15 @@ def test_no_rule_chooses_among_logits_that_are_not_finite(value: float, sampling
         with pytest.raises(TargetError, match="not finite"):
             for seed in range(20):  # where the draft is not accepted, nothing is wrong yet
                 rule(verified, SeededDraws(seed))
+
+
+def test_a_node_whose_sampled_children_were_left_out_is_one_without_children() -> None:
+    """The controller verifies a part of a tree; a distribution of what it cut stays behind."""
+    probs = torch.tensor([[0.25, 0.25, 0.5]])
+    proposal = Proposal(torch.tensor([0, 1]), TreeShape.chain(1), dists=DraftDists(probs, {0: 0}))
+    root = proposal.keep([0])
+    assert root.dists is not None and 0 in root.dists.row_of_parent
+    verified = VerifiedTree([0], root.shape, torch.zeros(1, 3), root.dists)
+    rule = Lossless(Sampling(temperature=1.0, verification="token"))
+    drawn = Counter(rule(verified, SeededDraws(seed)).next_token for seed in range(300))
+    assert set(drawn) == {0, 1, 2} and min(drawn.values()) > 60

@@ -84,7 +84,8 @@ def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
     assert remarks == ("ignored: max_concurrency has no effect on drafting.",)
     picked, form = GenerateForm(host).of_file("smollm2-135m-instruct", config)
     assert picked["value"] == "type:NGram" == form["method"]
-    assert form["values"]["method"] == {"max_draft_len": 4}
+    (group,) = form["groups"]
+    assert group["settings"] == "NGramConfig" and group["values"]["max_draft_len"] == 4
 
 
 EMBEDDED = "smollm2-135m-instruct"
