@@ -20,7 +20,6 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, full_library, library
-from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
     divide_frequencies,
@@ -42,6 +41,7 @@ from engine.kernels.cuda.norms import fuse_norms
 from engine.model.audit import check_packed, forward_mismatch, plain_step_s, reference_logits
 from engine.model.backend import Backend
 from engine.model.forward import Forward, ModulesForward, prepare_attention
+from engine.model.gguf.file import GGUFFile
 from engine.model.packed import Packed, can_pack, pack
 from engine.model.placement import Placement
 from engine.model.plan import LoadPlan, plan_loading

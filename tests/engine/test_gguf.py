@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from engine.errors import SourceError
-from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import fast_gguf_reader
+from engine.model.gguf.file import GGUFFile
 from tests.engine.cpu.tiny_gguf import finish, random_blocks
 
 KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K")
@@ -73,7 +73,7 @@ def test_a_file_that_is_replaced_after_its_header_was_read_is_read_to_its_end(
 def test_a_header_is_read_up_to_a_limit(
     most: int, fault: str, file: GGUFFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.kernels.cpu.gguf.MAX_HEADER_BYTES", most)
+    monkeypatch.setattr("engine.model.gguf.file.MAX_HEADER_BYTES", most)
     if fault.startswith("it ends"):
         os.truncate(file.path, 200)
     with pytest.raises(SourceError, match=f"could not be read as a GGUF file: {fault}"):

@@ -21,9 +21,9 @@ from engine.drafters import parse_method
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext
 from engine.errors import PlaygroundError
-from engine.kernels.cpu.gguf import GGUFFile
 from engine.model.corpus import Corpus
 from engine.model.files import check_folder, read_tensors
+from engine.model.gguf.file import GGUFFile
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target

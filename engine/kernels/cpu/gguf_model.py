@@ -21,10 +21,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from engine.kernels.cpu.gguf import GGML_TYPES, GGUFFile
 from engine.kernels.cpu.operators import Matrix
 from engine.kernels.cpu.packed_model import CheckpointTensors, UnmappedTensor
 from engine.model.files import read_settings
+from engine.model.gguf.file import GGML_TYPES, GGUFFile
 from engine.model.reading import read_config, read_tokenizer
 from engine.model.sources import Weights, whole_folder
 from engine.model.tokenizer import check_tokenizer

@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor, nn
 
 from engine.kernels.cpu.compile import has_rare_formats, loaded_library
-from engine.kernels.cpu.gguf import GGUFFile, RawTensor
+from engine.model.gguf.file import GGUFFile, RawTensor
 from engine.model.packed import Packed, PackedLinear, replace_linears
 
 LANES = 16

@@ -11,7 +11,6 @@ import gguf
 import pytest
 import torch
 
-from engine.kernels.cpu.gguf import GGML_TYPES, RawTensor
 from engine.kernels.cpu.operators import (
     CHUNK,
     GGML_FORMATS,
@@ -20,6 +19,7 @@ from engine.kernels.cpu.operators import (
     Matrix,
     aligned_zeros,
 )
+from engine.model.gguf.file import GGML_TYPES, RawTensor
 from tests.engine.cpu.targets import deviation, in_8_bits, prompt_logits
 from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
 from tests.models import load_tiny, tiny_model

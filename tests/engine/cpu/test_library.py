@@ -12,8 +12,8 @@ import torch
 from engine.kernels.cpu import compile
 from engine.kernels.cpu.compile import AVX512, REQUIRED, NoKernels, best_instructions, library
 from engine.kernels.cpu.decoder import Decoder
-from engine.kernels.cpu.gguf import RawTensor
 from engine.kernels.cpu.operators import Matrix
+from engine.model.gguf.file import RawTensor
 from engine.safe_text import cpu_flags
 from tests.engine.cpu.conftest import INSTRUCTIONS
 from tests.engine.cpu.targets import SIZES, WIDE, prompt_logits

@@ -1,0 +1,1 @@
+"""GGUF files, read as they are: header, config, tensors and tokenizer."""
