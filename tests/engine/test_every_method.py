@@ -1,8 +1,9 @@
 """Every lossless method × target families × configurations = plain decoding, and the target's law.
 
-The configurations of a method take turns: with each family they meet every prompt once. Heads are
-fitted to tiny targets in closed form, so that some of their drafts are right; on the embedded model
-they are random. MTP and Gemma's assistant need targets of their own and are in their own files.
+The configurations of a method take turns: with each family that has heads, and with each two
+others, they meet every prompt once. Heads are fitted to tiny targets in closed form, so that some
+of their drafts are right; on the embedded model they are random. MTP and Gemma's assistant need
+targets of their own and are in their own files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.engine.prompts import ROOM, prompts
 from tests.engine.tuning.controlled import AtRandom
 from tests.models import FAMILIES, alike, build_context, lasting_folder, plain_greedy, tiny_target
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 NGRAM = {"decoding_type": "NGram"}
 TREE = {"use_tree_spec": True}
 BLOCKS: list[dict[str, Any]] = [
@@ -249,6 +250,8 @@ def test_greedy_output_equals_plain_decoding_for_a_few_prompts(method: str) -> N
 def test_greedy_output_equals_plain_decoding(family: str, method: str) -> None:
     names, turn = list(prompts(target_of(family))), list(FAMILIES).index(family)
     assert len(names) == 20
+    if family not in WITH_HEADS:
+        names = names[turn % 2 :: 2]
     count = len(CONFIGURATIONS[method])
     shares = [names[(index + turn) % count :: count] for index in range(count)]
     accepted = [check(family, method, index, share) for index, share in enumerate(shares)]

@@ -114,10 +114,11 @@ def test_greedy_output_equals_transformers_generate(family: str) -> None:
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_every_method_drafts_for_a_recurrent_target(family: str, tmp_path: Path) -> None:
+    """Each two families in a row share the methods between them."""
     target = target_of(family)
     output = plain_greedy(target, PROMPT, NEW_TOKENS)
     save_medusa(tmp_path, target, 3)
-    for name, settings in METHODS.items():
+    for name, settings in [*METHODS.items()][[*HYBRIDS].index(family) % 2 :: 2]:
         where = {"speculative_model": str(tmp_path)} if name == "Medusa" else {}
         method = parse_method({"decoding_type": name, **settings, **where})
         small = alike(family, 0.01, eos_token_id=None)

@@ -25,8 +25,8 @@ def test_a_sweep_on_ray_survives_the_death_of_a_worker_and_of_its_driver(
 ) -> None:
     folder = tmp_path / "ray"
     line = (
-        "sweep --dtype float32 --grid --method ngram --vary max_draft_len=1:4 --vary "
-        "max_matching_ngram_size=1:3 --suite starter --categories chat --max-new-tokens 200 "
+        "sweep --dtype float32 --grid --method ngram --vary max_draft_len=1:3 --vary "
+        "max_matching_ngram_size=1:2 --suite starter --categories chat --max-new-tokens 200 "
         "--name s --target {} --db {}"
     )
     sweep, ray = Action(line, "runs.db", swept), words("--ray local --workers 2 --worker-cpus 1")

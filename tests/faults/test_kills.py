@@ -325,7 +325,7 @@ def serving_app(
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_uploads_are_deleted_with_the_server_or_by_the_next_one(
     number: int, tmp_path: Path
 ) -> None:

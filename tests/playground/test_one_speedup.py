@@ -161,7 +161,7 @@ def ranges(ratios: list[float]) -> str:
     return formats.speedup(high) if same else formats.interval(low, high)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(runs=experiments())
 def test_an_experiment_has_its_reports_speedup_on_every_page(
     runs: list[Answer], tmp_path_factory: pytest.TempPathFactory

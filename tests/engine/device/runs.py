@@ -65,7 +65,7 @@ def run(
     sampling: Sampling | None = None,
     *,
     prompt: Sequence[int] = PROMPT,
-    tokens: int = 20,
+    tokens: int = 12,
     prefix_caching: bool = False,
 ) -> Run:
     """One text, its end ignored unless a grammar ends it."""

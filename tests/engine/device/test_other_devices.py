@@ -21,6 +21,7 @@ from engine.sampling import widest_float
 from tests.engine.device.pretend import pretend_device
 from tests.engine.device.runs import run
 from tests.engine.device.test_methods import KINDS_OF_STATE, WAYS
+from tests.engine.drafters.judges import slow
 from tests.engine.methods import METHODS, drafter_for, moved, target_of
 from tests.models import load_tiny, save_tiny, tiny_target
 
@@ -79,12 +80,11 @@ def test_an_accelerator_without_graphs_and_float64_runs_a_target(
     assert run(target, drafter_for(target, "ngram")).output == expected
 
 
-@pytest.mark.parametrize("way", [pytest.param("greedy", marks=pytest.mark.slow), "tokens", "block"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "way"),
     [
-        pytest.param(name, marks=[] if name in ("draft-model", "eagle") else pytest.mark.slow)
-        for name in METHODS
+        *((name, way) for name in ("draft-model", "eagle") for way in ("tokens", "block")),
+        *(slow(name, ("tokens", "block")[turn % 2]) for turn, name in enumerate(METHODS)),
     ],
 )
 def test_a_method_drafts_without_float64(name: str, way: str, no_float64: torch.device) -> None:
