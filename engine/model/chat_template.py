@@ -297,7 +297,9 @@ def _missing(text: str, messages: Sequence[Message]) -> str | None:
     for message in messages:
         if who := SPEAKERS.get(message["role"]):
             for said in map(str.strip, _content_parts(message.get("content"))):
-                quoted = [json.dumps(said, ensure_ascii=is_ascii)[1:-1] for is_ascii in (0, 1)]
+                quoted = [
+                    json.dumps(said, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True)
+                ]
                 if not any(one in text for one in (said, *quoted)):
                     return f"what {who}"
         for call in message.get("tool_calls") or ():

@@ -171,7 +171,7 @@ class GeneratePage:
         for button, draws_tree in self.examples.buttons.items():
             adapt = partial(self.examples.request, draws_tree)
             runs.append((button.click, "run_example", self.run(adapt=adapt)))
-        switch_inputs = [self.target, self.mode, self.run_form.values]
+        switch_inputs: list[Any] = [self.target, self.mode, self.run_form.values]
         changes = [part.change for part in switch_inputs]
         gr.on(changes, self.fit_switch, switch_inputs, self.switch.outputs, **RAW_LATEST)
         self.switch.listen(self.run_form)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import PromptError
 from engine.model.chat_template import message_text, read_options, render
-from tests.models import byte_tokenizer
+from engine.model.random_weights import byte_tokenizer
 
 USER = {"role": "user", "content": "Weather in Paris?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"a": "b"}'}}

@@ -147,11 +147,11 @@ def test_a_thinking_switch_appears_where_the_chat_template_asks(
     assert shown("thinker", "chat", form) == [(True, ""), (True, "")]
     effort = page.fit_switch("thinker", "chat", form)[1]
     assert [value for _, value in effort["choices"]] == ["", "max"]
-    chosen = page.switch.choose("off", "max", spec, form)
+    chosen = {"values": page.switch.choose("off", "max", spec, form)["values"]}
     assert shown("thinker", "chat", chosen) == [(True, "off"), (True, "max")]
     assert shown("tiny", "chat", chosen) == [(True, "off"), (True, "max")], "it can be taken back"
     raw = {"target": "tiny", "dtype": "auto", "method": "plain", "mode": "chat", "prompt": "Hi."}
-    request = read_request(page.catalog, {**raw, "run_form": {"values": chosen["values"]}})
+    request = read_request(page.catalog, {**raw, "run_form": chosen})
     kwargs = {"enable_thinking": False, "reasoning_effort": "max"}
     assert request.sampling.chat_template_kwargs == kwargs
     assert "enable_thinking false" in request.sampling.words

@@ -143,7 +143,12 @@ def test_an_agents_history_and_its_thinking_reach_the_template(
         {**turn, "reasoning_content": "Look it up."},
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "Sunny"}]},
     ]
-    asked = {"model": "tiny:plain", "messages": history, "max_tokens": 2, "temperature": 0}
+    asked: dict[str, Any] = {
+        "model": "tiny:plain",
+        "messages": history,
+        "max_tokens": 2,
+        "temperature": 0,
+    }
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.BadRequestError, match="does not read enable_thinking"):
