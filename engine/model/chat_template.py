@@ -239,7 +239,8 @@ def _render_any(
             refusal = refusal or error
             continue
         if missing := _missing(text, messages):
-            refusal = refusal or PromptError(f"chat template leaves out {missing}.")
+            if not isinstance(refusal, PromptError):  # says more than what another form raised
+                refusal = PromptError(f"chat template leaves out {missing}.")
         elif any(text.count(value) > known.count(value) for value in PYTHON_VALUES):
             second_best = second_best or text
         else:

@@ -115,6 +115,7 @@ def test_parts_of_content_reach_a_template_that_reads_parts_and_one_that_does_no
         ("{{ m.content or '' }}", "the call of the tool weather"),
         ("{% if m.role != 'tool' %}{{ m.content }}{% endif %}" + NAMES, "what a tool answers"),
         (NAMES, "what the user says"),
+        ("{{ '' + m.content }}", "the call of the tool weather"),
     ],
 )
 def test_a_template_that_leaves_out_what_was_said_is_refused(turn: str, missing: str) -> None:
