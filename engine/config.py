@@ -7,10 +7,11 @@ the value and what is allowed. A method's settings are in the file of its drafte
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
@@ -22,6 +23,9 @@ MAX_FAULTS = 4
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveUnitFloat = Annotated[float, Field(gt=0.0, le=1.0)]
 """From 0 to 1; above 0."""
+THINKING, EFFORT = "enable_thinking", "reasoning_effort"
+"""Chat template settings: whether a reasoning model thinks, and how much."""
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,63}$")]
 
 
 class Settings(BaseModel):
@@ -109,7 +113,8 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 class Sampling(Settings):
-    """How the next token is chosen from the target's logits. Temperature 0 is greedy."""
+    """How a text is drawn: the settings of the prompt's chat template, then how each token is
+    chosen from the target's logits. Temperature 0 is greedy."""
 
     main_settings = "temperature top_p seed"
     without_effect = (
@@ -149,6 +154,12 @@ class Sampling(Settings):
         "what the text must match; an empty JSON schema allows any object",
         max_length=MAX_CHARS,
     )
+    chat_template_kwargs: dict[VariableName, JsonValue] = setting(
+        {},
+        "Chat template settings",
+        'a JSON object of variables that the chat template reads: {"enable_thinking": false}',
+        max_length=32,
+    )
 
     @model_validator(mode="after")
     def _check_grammar(self) -> Self:
@@ -168,7 +179,9 @@ class Sampling(Settings):
     def words(self) -> str:
         """A short description: `greedy`, or `temperature 0.7, JSON schema`."""
         words = "greedy" if self.greedy else f"temperature {self.temperature:g}"
-        return f"{words}, {TITLES[self.structured_output]}" if self.constrained else words
+        words += f", {TITLES[self.structured_output]}" if self.constrained else ""
+        kwargs = (f", {name} {json.dumps(v)}" for name, v in self.chat_template_kwargs.items())
+        return words + "".join(kwargs)
 
     @property
     def greedy(self) -> bool:

@@ -128,7 +128,7 @@ class NewRun(RunSettings):
     """Everything needed to repeat a run."""
 
     prompt_ids: tuple[int, ...]
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
     """Turns of a chat; empty for raw completion."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Versions, machine, weights."""
@@ -217,7 +217,7 @@ class RunDetail(RunSummary):
     """A run without its steps."""
 
     prompt_ids: tuple[int, ...]
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     environment: Mapping[str, Any]
     first_token_id: int | None
     first_text: str

@@ -33,7 +33,8 @@ IMPORTED = "imported"
 
 def values_of(run: NewRun | RunDetail, **more: Any) -> dict[str, Any]:
     """The column values of a run, with `more` values that it lacks itself."""
-    drawn = {name: value for name, value in run.sampling.items() if name != "seed"}
+    # A setting that is an empty mapping counts as absent, as in runs that are older than it.
+    drawn = {name: v for name, v in run.sampling.items() if name != "seed" and v != {}}
     setup = [run.target, run.method, drawn, run.limits, run.dtype, run.device]
     token_ids = [] if run.prompt_text or run.messages else run.prompt_ids
     prompt = [run.prompt_text, run.messages, token_ids]

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 import presets
+from engine.errors import ConfigError
+from playground.cli.commands import GenerateOptions
+from playground.cli.inputs import sampling_of
 from playground.cli.options import EMBEDDED
 from storage import RunLog, RunQuery
 from tests.commands import invoke, refused
@@ -49,6 +52,28 @@ def test_help_of_no_command_imports_torch_or_gradio() -> None:
     run = subprocess.run(asked, cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "generate" in run.stdout and "Print runs, the newest first." in run.stdout
+
+
+def test_settings_of_the_chat_template_are_those_of_the_options() -> None:
+    options = GenerateOptions(
+        thinking=False, chat_template_kwarg=["reasoning_effort=low", "tools_in=2", "on=true"]
+    )
+    assert sampling_of(options).chat_template_kwargs == {
+        "enable_thinking": False,
+        "reasoning_effort": "low",
+        "tools_in": 2,
+        "on": True,
+    }
+    with pytest.raises(ConfigError, match="--chat-template-kwarg must be NAME=VALUE, got 'on'"):
+        sampling_of(GenerateOptions(chat_template_kwarg=["on"]))
+    with pytest.raises(ConfigError, match="chat_template_kwargs"):
+        sampling_of(GenerateOptions(chat_template_kwarg=["a b=1"]))
+
+
+def test_thinking_needs_a_chat_template(folder: Path) -> None:
+    for arguments in (("--raw", "x"), ("x",)):
+        told = generate(folder, "--no-thinking", *arguments, code=2).stderr
+        assert "enable_thinking" in told and told.count("\n") == 1
 
 
 def test_trace_has_exactly_the_documented_fields(folder: Path, tmp_path: Path) -> None:

@@ -85,16 +85,18 @@ def with_gguf_title(spec: TargetSpec) -> TargetSpec:
     return spec
 
 
-def has_chat_template(spec: TargetSpec) -> bool | None:
-    """Whether a target has a chat template; None where only loading it tells."""
-    with suppress(PlaygroundError):
+def chat_template_of(spec: TargetSpec) -> str | None:
+    """A target's chat template; empty without one, None where only loading it tells."""
+    with suppress(PlaygroundError, OSError, UnicodeDecodeError):
         if file := _local_file(spec):
-            return bool(file.metadata.get("tokenizer.chat_template"))
+            return str(file.metadata.get("tokenizer.chat_template") or "")
         if spec.path is not None:
             folder = Path(spec.path).expanduser()
-            config = folder / "tokenizer_config.json"
-            inside = config.is_file() and "chat_template" in read_settings(config)
-            return inside or any(folder.glob("chat_template*"))
+            config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+            if template.is_file():
+                return template.read_text(encoding="utf-8")
+            inside = read_settings(config).get("chat_template") if config.is_file() else None
+            return str(inside or "".join(map(str, folder.glob("chat_template*"))))
     return None
 
 

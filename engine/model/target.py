@@ -6,11 +6,9 @@ import contextlib
 import functools
 import inspect
 import platform
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +16,11 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from engine.errors import ConfigError, PromptError, TargetError, first_line
+from engine.errors import PromptError, TargetError
 from engine.grammar import token_texts
 from engine.model.backend import Backend, Precision
 from engine.model.cache import RecurrentStates, TreeCache
+from engine.model.chat_template import Message, render
 from engine.model.forward import COUNT_ROWS, Forward, ModulesForward, Rows, block_causal
 from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
 from engine.model.long_rope import LongRope
@@ -30,13 +29,12 @@ from engine.model.random_weights import notes_of
 from engine.model.recurrent import recurrent_layers
 from engine.model.tokenizer import encode
 from engine.proposal import Needs, Proposal, TargetOutput
-from engine.safe_text import as_text, cpuinfo
+from engine.safe_text import cpuinfo
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-TEMPLATE_S = 2.0
-"""Limit for rendering a chat template, which normally takes milliseconds."""
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Target:
@@ -175,62 +173,42 @@ class Target:
     # ---- text in
 
     @property
+    def chat_template(self) -> str:
+        """Its text; empty without one. Of several templates, the default one."""
+        template = self.tokenizer.chat_template if self.tokenizer is not None else None
+        return str(template.get("default", "") if isinstance(template, dict) else template or "")
+
+    @property
     def has_chat_template(self) -> bool:
-        return self.tokenizer is not None and bool(self.tokenizer.chat_template)
+        return bool(self.chat_template)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw prompt, with the tokenizer's own special tokens in front."""
         return encode(self._tokenizer(), text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], settings: Mapping[str, Any] = NO_SETTINGS
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn; raises as `chat_text`."""
-        text = self.chat_text(messages)
+        text = self.chat_text(messages, settings)
         return encode(self._tokenizer(), text)
 
-    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
+    def chat_text(
+        self, messages: Sequence[Message], settings: Mapping[str, Any] = NO_SETTINGS
+    ) -> str:
         """A conversation rendered by the chat template, with its generation prompt.
 
-        Some templates read a turn's content as text, some as a list of parts; what is of the wrong
-        form they leave out. The first form is kept in which all that the user said appears.
+        Args:
+            settings: values of variables that the template reads, such as `enable_thinking`.
 
-        Raises PromptError: there is no chat template, it rejects the messages, or it fails.
+        Raises PromptError: there is no chat template, or as `chat_template.render`.
         """
-        typed: list[dict[str, Any]] = [
-            {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
-        ]
-        said = [m["content"].strip() for m in messages if m["role"] == "user"]
-        refusal: PromptError | None = None
-        for turns in (list(messages), typed):
-            try:
-                text = self._rendered(turns)
-            except PromptError as error:
-                refusal = refusal or error
-                continue
-            if all(content in text for content in said):
-                return text
-        raise refusal or PromptError(
-            f"{self.name}'s chat template leaves out what the user says. Use raw completion."
-        )
-
-    def _rendered(self, turns: list[dict[str, Any]]) -> str:
         tokenizer = self._tokenizer()
-        if not tokenizer.chat_template:
+        if not self.chat_template:
             raise PromptError(
                 f"{self.name} has no chat template. Use raw completion, or an instruct model."
             )
-        from jinja2.exceptions import TemplateError
-
-        broken = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError)
-        try:
-            with _time_limit(TEMPLATE_S):
-                text = tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=True
-                )
-            return as_text(str(text), what="what it writes")
-        except (*broken, AttributeError, OSError, RuntimeError, MemoryError, ConfigError) as error:
-            raise PromptError(
-                f"{self.name}'s chat template refused the turns: {first_line(error)}."
-            ) from error
+        return render(tokenizer, messages, settings, model=self.name)
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
@@ -354,29 +332,6 @@ def _with_shared(output: TargetOutput, cache: TreeCache, needs: Needs) -> Target
     if not needs.shared:
         return output
     return replace(output, shared=tuple(cache.kv.layer(layer) for layer in needs.shared))
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError from a template's own lines when they take longer.
-
-    Its loops run as Python code in this thread; a call into a library is not interrupted.
-    """
-    ends_s = time.monotonic() + seconds
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename != "<template>":
-            return None
-        if time.monotonic() > ends_s:
-            raise TimeoutError(f"it takes more than {seconds:g} s")
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def cpu_name() -> str:

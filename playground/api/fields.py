@@ -75,15 +75,15 @@ CHAT_REFUSED = COMPLETION_REFUSED | _refused(
     ((0,), "top_logprobs"),
     (("auto", "none"), "tool_choice function_call"),
     (([],), "functions documents"),
-    ((), "chat_template reasoning_effort verbosity prediction web_search_options audio"),
-    (({},), "chat_template_kwargs media_io_kwargs mm_processor_kwargs"),
+    ((), "chat_template verbosity prediction web_search_options audio"),
+    (({},), "media_io_kwargs mm_processor_kwargs"),
     ((["text"],), "modalities"),
 )
 MESSAGE_REFUSED = _refused(
-    ((), "name tool_call_id function_call refusal audio"),
-    (([],), "tool_calls annotations"),
-    (("",), "reasoning reasoning_content"),
+    ((), "function_call refusal audio"),
+    (([],), "annotations"),
 )
+TOOL_CALL_IGNORED: Mapping[str, str] = {"index": "numbers the calls of a stream"}
 STREAM_IGNORED: Mapping[str, str] = {"include_obfuscation": "pads the chunks, not the text"}
 STREAM_REFUSED = _refused(
     ((False,), "continuous_usage_stats"),

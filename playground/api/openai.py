@@ -12,17 +12,18 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from anyio.to_thread import run_sync
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.config import Limits, Sampling
+from engine.config import EFFORT, Limits, Sampling
 from engine.errors import ConfigError
 from engine.grammar import choice_grammar
+from engine.model.chat_template import message_text
 from playground.api import fields
 from playground.api.answer import Answer, Disconnected, speculative_decoding, timings, usage
 from playground.api.models import SEPARATOR, Model, list_models, model_of
@@ -44,19 +45,58 @@ class TextPart(RequestBody):
     text: str
 
 
+class CalledFunction(RequestBody):
+    """The function of a tool call; its arguments are an object, or one as JSON text."""
+
+    name: str = Field(min_length=1)
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(RequestBody):
+    """A call that the assistant has made earlier."""
+
+    ignored = fields.TOOL_CALL_IGNORED
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(RequestBody):
-    """A message of a chat."""
+    """A message of a chat, or of an agent's history."""
 
     refused = fields.MESSAGE_REFUSED
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        of_roles: dict[str, dict[str, Any]] = {
+            "assistant": {"reasoning": self.reasoning, "reasoning_content": self.reasoning_content}
+            | {"tool_calls": self.tool_calls},
+            "tool": {"tool_call_id": self.tool_call_id, "name": self.name},
+        }
+        for role, values in of_roles.items():
+            names = [name for name, value in values.items() if value and role != self.role]
+            if names:
+                raise ValueError(f"{names[0]} belongs to messages of the role {role} only")
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content is missing in a message of the role {self.role}")
+        return self
 
     @property
     def message(self) -> Message:
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        """As the chat template gets it: without fields that were left out or are empty."""
+        values = self.model_dump(exclude_none=True)
+        optional = {name: value for name, value in values.items() if value not in ("", [])}
+        role = "system" if self.role == "developer" else self.role
+        return {**optional, "role": role, "content": values.get("content")}
 
 
 class StreamOptions(RequestBody):
@@ -150,9 +190,15 @@ class GenerationRequest(RequestBody):
                 "top_k": max(0, self.top_k),  # vLLM's -1 means all, too
                 "min_p": self.min_p,
                 "seed": seed,
+                "chat_template_kwargs": self.template,
                 **self._constraint(),
             }
         )
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Settings of the chat template; only a chat has any."""
+        return {}
 
     def _constraint(self) -> dict[str, str]:
         """The settings of structured output, if any."""
@@ -189,6 +235,13 @@ class ChatRequest(GenerationRequest):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+
+    @property
+    def template(self) -> dict[str, Any]:
+        effort = {} if self.reasoning_effort is None else {EFFORT: self.reasoning_effort}
+        return effort | self.chat_template_kwargs
 
     @property
     def limit(self) -> int:
@@ -232,7 +285,7 @@ class OpenAI(Endpoints):
     async def chat(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest)
         messages = [message.message for message in body.messages]
-        if sum(len(message["content"]) for message in messages) > MAX_PROMPT_CHARS:
+        if sum(len(message_text(message)) for message in messages) > MAX_PROMPT_CHARS:
             raise ConfigError(f"The messages must have at most {MAX_PROMPT_CHARS} characters.")
         return await self._complete(request, body, messages=messages)
 

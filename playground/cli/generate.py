@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import typer
 
@@ -62,7 +63,7 @@ def _decode(options: GenerateOptions, printed: list[str]) -> StoredRun:
         target, drafter = models.build_context().target, models.drafter(config)
         for remark in (*target.notes, *drafter.notes):
             note(remark)
-        prompt = _prompt(options, target)
+        prompt = _prompt(options, target, sampling.chat_template_kwargs)
         log = stack.enter_context(RunLog.open(log_url(options) if options.save else None))
         stopped = stack.enter_context(until_interrupt())
         decode_and_record(
@@ -131,7 +132,7 @@ def _figures(run: RunDetail) -> str:
     return " · ".join(figures)
 
 
-def _prompt(options: GenerateOptions, target: Target) -> Prompt:
+def _prompt(options: GenerateOptions, target: Target, template: Mapping[str, Any]) -> Prompt:
     """Raises PromptError, ConfigError: the prompt is missing, or its ids are malformed."""
     if options.prompt_ids is not None:
         if options.prompt is not None:
@@ -146,6 +147,6 @@ def _prompt(options: GenerateOptions, target: Target) -> Prompt:
     if text is None or not text.strip():
         raise PromptError("The prompt is empty. Write one, or give --prompt-ids 1,2,3.")
     if options.raw or not target.has_chat_template:
-        return Prompt.encode(target, text)
+        return Prompt.encode(target, text, (), template)
     system = [{"role": "system", "content": options.system}] if options.system else []
-    return Prompt.encode(target, text, [*system, {"role": "user", "content": text}])
+    return Prompt.encode(target, text, [*system, {"role": "user", "content": text}], template)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from engine.config import Limits, Sampling
+from engine.config import THINKING, Limits, Sampling
 from engine.errors import ConfigError
 from engine.safe_text import read_text
 from playground.cli.options import DeviceOptions, LogOptions, SamplingOptions
@@ -26,7 +27,24 @@ def cache_of(options: DeviceOptions) -> Path:
 def sampling_of(options: SamplingOptions) -> Sampling:
     """Raises ConfigError: a value is out of range, or a file cannot be read."""
     names = ("temperature", "top_k", "top_p", "min_p", "verification", "seed")
-    return Sampling.parse({name: getattr(options, name) for name in names} | _structure(options))
+    values = {name: getattr(options, name) for name in names} | _structure(options)
+    return Sampling.parse({**values, "chat_template_kwargs": _template(options)})
+
+
+def _template(options: SamplingOptions) -> dict[str, Any]:
+    """The settings of the chat template; a value that is not JSON is a text."""
+    settings: dict[str, Any] = {}
+    if options.thinking is not None:
+        settings[THINKING] = options.thinking
+    for words in options.chat_template_kwarg:
+        name, separator, value = words.partition("=")
+        if not separator:
+            raise ConfigError(f"--chat-template-kwarg must be NAME=VALUE, got {words!r:.80}.")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
 
 
 def _structure(options: SamplingOptions) -> dict[str, str]:

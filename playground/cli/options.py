@@ -176,6 +176,12 @@ class SamplingOptions:
     grammar: str | None = option(
         None, "Lark or GBNF grammar the text must follow: FILE, or itself.", metavar="FILE|TEXT"
     )
+    thinking: bool | None = option(
+        None, "Whether a reasoning model thinks; default: as its chat template has it."
+    )
+    chat_template_kwarg: list[str] = option(
+        [], "A variable that the chat template reads: reasoning_effort=low.", metavar="NAME=VALUE"
+    )
 
 
 @dataclass(kw_only=True)

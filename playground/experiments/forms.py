@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from engine.config import Limits, Sampling, Settings, setting
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, validate_choice
+from engine.model.chat_template import system_text
 from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan
 from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
@@ -336,7 +337,7 @@ def _setup(
     target: str,
     dtype: str,
     configs: Sequence[MethodConfig],
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Target, dtype, system prompt and the configurations that draft, each once."""
     target = target if target in catalog.targets else next(iter(catalog.targets))
@@ -352,6 +353,6 @@ def _setup(
     return {
         "target": target,
         "dtype": dtype if dtype in DTYPES else "auto",
-        "system": next((m["content"] for m in messages if m["role"] == "system"), ""),
+        "system": system_text(messages),
         "configurations": configurations[:MAX_CONFIGURATIONS],
     }

@@ -320,7 +320,8 @@ class Measurement:
             ids = self._target.encode("\n\n".join(message["content"] for message in messages))
             prompt = Prompt(item.turns[turn], (), tuple(ids))
         else:
-            prompt = Prompt.encode(self._target, item.turns[turn], messages)
+            template = self.plan.sampling.chat_template_kwargs
+            prompt = Prompt.encode(self._target, item.turns[turn], messages, template)
         check_prompt(self._target, prompt.token_ids)
         return prompt
 

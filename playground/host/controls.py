@@ -2,9 +2,9 @@
 
 A bounded number is a slider, an unbounded one a number box, a Literal a choice, a bool a tick box.
 Strings and optional numbers are texts, lists of strings have one per line, lists of numbers are
-separated by commas, the paths of a choice tree are JSON. A setting that holds a method becomes that
-method's controls, whose names have its own as prefix: `retrieval.max_draft_len`. Types and
-constraints are read from the class's JSON schema alone.
+separated by commas, objects and the paths of a choice tree are JSON. A setting that holds a method
+becomes that method's controls, whose names have its own as prefix: `retrieval.max_draft_len`. Types
+and constraints are read from the class's JSON schema alone.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Control:
             return self._number_kind
         if self.is_tree:
             return "tree"
-        return "text" if self.type == "string" or self.items == "integer" else "lines"
+        is_text = self.type in ("string", "object") or self.items == "integer"
+        return "text" if is_text else "lines"
 
     @property
     def _number_kind(self) -> Kind:
@@ -129,13 +130,13 @@ class Control:
             return "one per line"
         if self.type in NUMBERS or self.items == "integer":
             return "none"
-        return "" if self.type == "string" else "[[0], [0, 0], [1]]"
+        return "" if self.type in ("string", "object") else "[[0], [0, 0], [1]]"
 
     def show(self, value: Any) -> Any:
         """The control's value for a value of the field."""
         if self.kind not in ("text", "lines", "tree"):
             return bool(value) if self.kind == "flag" else value
-        if value is None or isinstance(value, str):
+        if value is None or value == {} or isinstance(value, str):
             return value or ""
         if self.items in ("string", "integer"):
             return ("\n" if self.items == "string" else ", ").join(map(str, value))
@@ -160,10 +161,10 @@ class Control:
         if self.items == "integer" and not is_json:
             return [_parse_number(part, self.items) for part in value.split(",") if part.strip()]
         if not value.strip():
-            return []
+            return {} if self.type == "object" else []
+        example = "an object" if self.type == "object" else "a list such as [[0], [0, 0], [1]]"
         try:
-            what = f"{self.name} must be a list such as [[0], [0, 0], [1]]; it"
-            return read_json(value, what=what)
+            return read_json(value, what=f"{self.name} must be {example}; it")
         except ConfigError as error:
             raise ConfigError(str(error), faults={self.name: str(error)}) from error
 

@@ -17,8 +17,8 @@ from storage import RunLog, StepRow
 if TYPE_CHECKING:  # it decodes, and the log is listed without torch
     from playground.host.plain import PlainStep
 
-Message = dict[str, str]
-"""One turn of a conversation: `role` and `content`."""
+Message = dict[str, Any]
+"""One turn of a conversation, as `engine.model.chat_template.Message`."""
 PARENT = "parent"
 """Label of a run in the log: the run of the previous turn of its chat."""
 REASON_WORDS = {

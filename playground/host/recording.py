@@ -18,10 +18,10 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
-from engine.errors import PlaygroundError
+from engine.errors import PlaygroundError, PromptError
 from engine.metrics import Tally
 from engine.model.labels import TokenLabels
-from engine.model.target import Target
+from engine.model.target import NO_SETTINGS, Target
 from engine.model.text import Detokenizer, whole_text
 from engine.steps import End, Prefill, Record, Step
 from playground.errors import Fault, attempt
@@ -50,10 +50,24 @@ class Prompt:
     token_ids: tuple[int, ...]
 
     @classmethod
-    def encode(cls, target: Target, text: str, messages: Sequence[Message] = ()) -> Prompt:
-        """Raises PromptError: the target's chat template is missing, or refuses the messages."""
-        token_ids = target.encode_chat(messages) if messages else target.encode(text)
-        return cls(text, tuple(messages), tuple(token_ids))
+    def encode(
+        cls,
+        target: Target,
+        text: str,
+        messages: Sequence[Message] = (),
+        template: Mapping[str, Any] = NO_SETTINGS,
+    ) -> Prompt:
+        """A conversation rendered by the chat template, with its settings; else the text.
+
+        Raises PromptError: the chat template is missing, or refuses the messages or a setting.
+        """
+        if messages:
+            return cls(text, tuple(messages), tuple(target.encode_chat(messages, template)))
+        if template:
+            raise PromptError(
+                f"A text to continue has no chat template: leave out {', '.join(template)}."
+            )
+        return cls(text, (), tuple(target.encode(text)))
 
 
 class Recording:

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from engine.drafters.base import BuildContext, Drafter
 from engine.errors import PlaygroundError, PromptError
+from engine.model.chat_template import message_text
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import Prefill, Record, Step
@@ -358,7 +359,9 @@ class EngineHost:
         drafter = self.drafter(request.config)
         run.notes = (*target.notes, *drafter.notes)
         if not request.prompt_ids:
-            return target, drafter, Prompt.encode(target, run.meta["prompt"], run.messages)
+            template = request.sampling.chat_template_kwargs
+            prompt = Prompt.encode(target, run.meta["prompt"], run.messages, template)
+            return target, drafter, prompt
         if target.tokenizer is not None:
             run.meta["prompt"] = target.tokenizer.decode(list(request.prompt_ids))
         return target, drafter, Prompt("", (), request.prompt_ids)
@@ -432,7 +435,7 @@ class EngineHost:
                 )
             return past
         if request.messages:
-            return _Conversation(list(request.messages), request.messages[-1]["content"])
+            return _Conversation(list(request.messages), message_text(request.messages[-1]))
         if request.mode == "raw":
             return _Conversation([], request.prompt)
         past = self._past(request.parent) if request.parent else None

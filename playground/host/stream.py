@@ -25,6 +25,7 @@ from typing import Any
 import presets
 from engine.errors import VocabularyError
 from engine.metrics import TimeSplit
+from engine.model.chat_template import message_text
 from playground.host.live import LiveRun
 from playground.host.result import figure_texts, result_of, too_short, warning_of
 from storage import PLAIN, RunLog, StepRow
@@ -108,7 +109,7 @@ def run_meta(
     badge: str,
     method: Mapping[str, Any],
     prompt: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     parent: str | None = None,
     temperature: float = 0.0,
 ) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def run_meta(
         "trained": presets.is_trained(method),
         "mode": "chat" if messages else "raw",
         "prompt": prompt,
-        "history": [dict(message) for message in messages[:-1]],
+        "history": [{"role": m["role"], "content": message_text(m)} for m in messages[:-1]],
         "parent": parent,
         "temperature": temperature,
     }

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine.config import Limits, Sampling, Settings
+from engine.model.chat_template import system_text
 from playground.host.catalog import Catalog, stored_config
 from playground.host.live import RunId
 from playground.host.request import DTYPES, GenerateRequest
@@ -114,7 +115,6 @@ def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
 
     Raises ConfigError: the target, the method or a setting no longer exists.
     """
-    system = next((m["content"] for m in run.messages if m.get("role") == "system"), "")
     return GenerateRequest(
         target=catalog.target(run.target),
         dtype=run.dtype if run.dtype in DTYPES else "auto",
@@ -123,6 +123,6 @@ def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
         sampling=Sampling.parse(run.sampling),
         limits=Limits.parse(run.limits),
         mode="chat" if run.messages or not run.prompt_text else "raw",
-        system=system,
+        system=system_text(run.messages),
         prompt=run.prompt_text,
     )

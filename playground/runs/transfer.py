@@ -23,6 +23,7 @@ from typing import IO, Any, Literal, cast, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
+from engine.model.chat_template import is_message
 from engine.model.sources import atomic_write, writing
 from engine.safe_text import MAX_CHARS, csv_line, read_json, short
 from storage import (
@@ -301,7 +302,7 @@ def _run_faults(run: RunDetail) -> Iterator[str]:
         )
     if run.method.get("decoding_type") != run.decoding_type:
         yield f"method must be of decoding_type {run.decoding_type!r:.60}."
-    if not all(isinstance(turn.get("role"), str) for turn in run.messages):
+    if not all(isinstance(m, dict) and is_message(m) for m in run.messages):
         yield "every message must have a role and content."
     yield from _number_faults(run.turn, run.repeat)
     yield from _number_faults(run.num_prompt_tokens, run.num_new_tokens, run.num_steps)

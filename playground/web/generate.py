@@ -8,7 +8,8 @@ from typing import Any
 
 import gradio as gr
 
-from engine.model.facts import has_chat_template
+from engine.model.chat_template import read_options
+from engine.model.facts import chat_template_of
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.fastest import OWNER, plan_of
 from playground.experiments.service import Experiments
@@ -26,6 +27,7 @@ from playground.web.components import static_text, token_panels
 from playground.web.forms import (
     QUEUED,
     RAW,
+    RAW_LATEST,
     RAW_QUEUED,
     UNQUEUED,
     PromptForm,
@@ -38,6 +40,7 @@ from playground.web.generate_form import (
     Examples,
     GenerateForm,
     MethodFile,
+    ThinkingSwitch,
     method_form,
     with_text_drafting,
 )
@@ -130,6 +133,7 @@ class GeneratePage:
         self.prompts = PromptForm(self.catalog, "pg")
         with gr.Row(elem_id="pg-kind"):
             self.prompts.head()
+            self.switch = ThinkingSwitch()
         self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
         self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
@@ -167,12 +171,17 @@ class GeneratePage:
         for button, draws_tree in self.examples.buttons.items():
             adapt = partial(self.examples.request, draws_tree)
             runs.append((button.click, "run_example", self.run(adapt=adapt)))
+        switch_inputs: list[Any] = [self.target, self.mode, self.run_form.values]
+        changes = [part.change for part in switch_inputs]
+        gr.on(changes, self.fit_switch, switch_inputs, self.switch.outputs, **RAW_LATEST)
+        self.switch.listen(self.run_form)
         self.streams = [
             event(run, inputs, self.panel, api_name=name, **RAW_QUEUED) for event, name, run in runs
         ]
         for stream in self.streams:
             stream.then(self.describe_status, self.method_inputs, self.status_outputs, **RAW)
             stream.then(self.fit_mode, self.mode_parts, self.mode_parts[1:], **RAW)
+            stream.then(self.fit_switch, switch_inputs, self.switch.outputs, **RAW)
 
         def draft_by_text(spec: Any, form: Any) -> Any:
             match spec, with_text_drafting(form):
@@ -336,16 +345,24 @@ class GeneratePage:
         Returns:
             Values of mode and note.
         """
+        template = self._chat_template(target)
+        if template == "" and mode == "chat":
+            text = "This model has no chat template, so its prompt is continued as it is."
+            return "raw", sentence_html(text)
+        return ("chat", "") if note and template != "" else (gr.skip(), gr.skip())
+
+    @skip_on_fault("reading a chat template")
+    def fit_switch(self, target: Any, mode: Any, form: Any) -> tuple[Any, Any]:
+        """Show the thinking switch for a target whose chat template asks for it."""
+        return self.switch.fit(read_options(self._chat_template(target) or ""), mode, form)
+
+    def _chat_template(self, target: Any) -> str | None:
+        """The target's chat template; empty without one, None where only loading it tells."""
         spec = self.catalog.targets.get(target) if isinstance(target, str) else None
         loaded = self.host.loaded
         if loaded is not None and loaded.name == target:
-            chats: bool | None = loaded.has_chat_template
-        else:
-            chats = None if spec is None else has_chat_template(spec)
-        if chats is False and mode == "chat":
-            text = "This model has no chat template, so its prompt is continued as it is."
-            return "raw", sentence_html(text)
-        return ("chat", "") if note and chats is not False else (gr.skip(), gr.skip())
+            return loaded.chat_template
+        return None if spec is None else chat_template_of(spec)
 
     def describe_unavailable(self, target: Any) -> str:
         """The methods that are not available for the target, and why, as HTML."""

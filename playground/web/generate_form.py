@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from engine.config import Limits, Sampling
+from engine.config import EFFORT, THINKING, Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.model.chat_template import TemplateOptions
 from engine.safe_text import read_text
 from playground.deploy import ENGINES
 from playground.deploy.files import MAX_CHARS
 from playground.errors import Fault, attempt
 from playground.experiments.forms import closest_method
 from playground.host.catalog import Catalog
-from playground.host.controls import INNER_TYPE, Group, Values, changed_by, spec_of
+from playground.host.controls import (
+    INNER_TYPE,
+    FormSpec,
+    FormValues,
+    Group,
+    Values,
+    changed_by,
+    fields_of,
+    settings_from,
+    spec_of,
+)
 from playground.host.methods import read_method
 from playground.host.request import (
     DTYPES,
@@ -31,13 +42,23 @@ from playground.runs.details import request_of
 from playground.runs.reading import stored_run
 from playground.web.address import link_params
 from playground.web.fields import without_links
-from playground.web.forms import QUEUED, RAW, Updates, skip_on_fault
+from playground.web.forms import (
+    QUEUED,
+    RAW,
+    RAW_LATEST,
+    UNLABELLED,
+    SettingsForm,
+    Updates,
+    skip_on_fault,
+)
 from playground.web.memory import memory_choice, memory_settings, memory_text
 from playground.web.results import show_fault_in
 from presets import MethodPreset
 from storage import RunDetail
 
 OWN_FORMAT = "A method file, or speculative_config of TensorRT-LLM or vLLM"
+TEMPLATE = "chat_template_kwargs"
+SWITCH_VALUES = {"on": True, "off": False}
 SAMPLE = """speculative_config:
   decoding_type: NGram
   max_draft_len: 4"""
@@ -221,6 +242,70 @@ def _remark(remark: str | Fault) -> Any:
     text = remark.sentence if isinstance(remark, Fault) else remark
     classes = ["pg-field", "pg-field-method_file", *["faulty"] * faulty]
     return gr.update(info=without_links(text), elem_classes=classes)
+
+
+class ThinkingSwitch:
+    """Whether and how much a reasoning model thinks, for targets whose chat template asks.
+
+    What is chosen is part of the chat template settings in the run's form, which are stored.
+    """
+
+    def __init__(self) -> None:
+        self.thinking, self.effort = (
+            gr.Dropdown(
+                [(f"{label}: default", "")],
+                value="",
+                visible=False,
+                elem_id=elem_id,
+                label=label,
+                **UNLABELLED,
+            )
+            for label, elem_id in (("Thinking", "pg-thinking"), ("Reasoning effort", "pg-effort"))
+        )
+        self.outputs = [self.thinking, self.effort]
+
+    def listen(self, run_form: SettingsForm) -> None:
+        """Write what is chosen into the form."""
+        inputs = [*self.outputs, run_form.spec, run_form.values]
+        for part in self.outputs:
+            part.input(self.choose, inputs, run_form.spec, **RAW_LATEST)
+
+    @skip_on_fault("choosing whether to think")
+    def choose(self, thinking: Any, effort: Any, spec: Any, form: Any) -> Any:
+        """The spec of the run's form with the chosen values; `default` leaves a setting out."""
+        values = {group: dict(own) for group, own in FormValues.of(form).values.items()}
+        template = _template_settings(form)
+        chosen = {THINKING: SWITCH_VALUES.get(thinking), EFFORT: effort or None}
+        template = {name: v for name, v in {**template, **chosen}.items() if v is not None}
+        text = fields_of(Sampling)[TEMPLATE].show(template)
+        values.setdefault("sampling", {})[TEMPLATE] = text
+        return FormSpec.parse(spec).replace(values=values).model_dump()
+
+    def fit(self, options: TemplateOptions, mode: Any, form: Any) -> tuple[Any, Any]:
+        """Updates of `outputs`: those that the template asks for, or that are set."""
+        template = _template_settings(form)
+        is_on, effort = template.get(THINKING), str(template.get(EFFORT) or "")
+        thinking = next((name for name, value in SWITCH_VALUES.items() if value is is_on), "")
+        efforts = dict.fromkeys([*options.efforts, *filter(None, [effort])])
+        shown = [mode == "chat" and bool(asks) for asks in (options.switches or thinking, efforts)]
+        return (
+            _picker("Thinking", SWITCH_VALUES, value=thinking, visible=shown[0]),
+            _picker("Reasoning effort", efforts, value=effort, visible=shown[1]),
+        )
+
+
+def _picker(label: str, names: Iterable[str], **more: Any) -> Any:
+    """An update of a picker of the switch; its first choice is the template's own default."""
+    choices = [(f"{label}: {name or 'default'}", name) for name in ("", *names)]
+    return gr.update(choices=choices, **more)
+
+
+def _template_settings(form: Any) -> dict[str, Any]:
+    """The chat template settings in the values of a run's form; none if they are invalid."""
+    values = FormValues.of(form).values.get("sampling", {})
+    own = {TEMPLATE: values[TEMPLATE]} if TEMPLATE in values else {}
+    settings = attempt(lambda: settings_from(Sampling, own), where="chat template settings")
+    return {} if isinstance(settings, Fault) else dict(settings.chat_template_kwargs)
 
 
 class Examples:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import presets
 from engine.errors import ConfigError, SourceError, TargetError
-from engine.model.facts import TargetFacts, facts_of, has_chat_template
+from engine.model.facts import TargetFacts, chat_template_of, facts_of
 from engine.model.sources import TargetSpec
 from playground.experiments.fastest import methods_to_try
 from playground.host.catalog import Catalog, catalog_within
@@ -152,9 +152,9 @@ def test_the_card_of_a_gguf_file_says_what_its_header_says(dtype: str, tmp_path:
         assert found.num_bytes == 4 * found.num_parameters and "as float32" in rows["memory"]
     elif "speed" not in rows:  # the kernels can be compiled here
         assert found.num_bytes == path.stat().st_size and "loaded as q4" in rows["memory"]
-    assert has_chat_template(spec) is True
-    assert has_chat_template(presets.resolve(str(write_gguf(tmp_path / "base.gguf")))) is False
-    assert has_chat_template(TargetSpec(name="hub", hub="owner/model")) is None
+    assert chat_template_of(spec) == "{}"
+    assert chat_template_of(presets.resolve(str(write_gguf(tmp_path / "base.gguf")))) == ""
+    assert chat_template_of(TargetSpec(name="hub", hub="owner/model")) is None
 
 
 def test_a_quantized_file_keeps_its_bits_whatever_is_asked(tmp_path: Path) -> None:

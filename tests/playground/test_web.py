@@ -11,16 +11,19 @@ import gradio as gr
 import pytest
 from starlette.datastructures import QueryParams
 
+from engine.config import Limits, Sampling
 from engine.drafters import methods
 from engine.model.sources import TargetSpec
 from playground.experiments.service import Experiments
 from playground.host.controls import Group, spec_of, state_of
+from playground.host.request import read_request
 from playground.host.runner import EngineHost
 from playground.runs.reading import History
 from playground.web.address import link_params, tab_of
 from playground.web.fields import Fields
 from playground.web.forms import SettingsForm
 from playground.web.generate import GeneratePage
+from playground.web.generate_form import run_form
 from playground.web.memory import owner_of, tab_identity
 from playground.web.navigator import Navigator
 from tests.playground.asks import finished, start
@@ -123,6 +126,37 @@ def test_a_target_without_a_chat_template_is_completed(page: GeneratePage, tmp_p
     for target in ("base", chat):
         kept = page.fit_mode(target, "raw", "")[0]
         assert kept == gr.skip(), "the user's choice"
+
+
+def test_a_thinking_switch_appears_where_the_chat_template_asks(
+    page: GeneratePage, tmp_path: Path
+) -> None:
+    folder = save_tiny_llama(tmp_path / "thinker")
+    template = "{{ enable_thinking }}{% if reasoning_effort == 'max' %}{% endif %}"
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    page.catalog.targets["thinker"] = TargetSpec(name="thinker", path=str(folder))
+    spec = run_form(Sampling(), Limits())
+
+    def shown(target: str, mode: str, form: Any) -> list[tuple[bool, str]]:
+        updates = page.fit_switch(target, mode, form)
+        return [(update["visible"], update["value"]) for update in updates]
+
+    form: dict[str, Any] = {"values": {}}
+    assert shown("tiny", "chat", form) == [(False, ""), (False, "")]
+    assert shown("thinker", "raw", form) == [(False, ""), (False, "")]
+    assert shown("thinker", "chat", form) == [(True, ""), (True, "")]
+    effort = page.fit_switch("thinker", "chat", form)[1]
+    assert [value for _, value in effort["choices"]] == ["", "max"]
+    chosen = {"values": page.switch.choose("off", "max", spec, form)["values"]}
+    assert shown("thinker", "chat", chosen) == [(True, "off"), (True, "max")]
+    assert shown("tiny", "chat", chosen) == [(True, "off"), (True, "max")], "it can be taken back"
+    raw = {"target": "tiny", "dtype": "auto", "method": "plain", "mode": "chat", "prompt": "Hi."}
+    request = read_request(page.catalog, {**raw, "run_form": chosen})
+    kwargs = {"enable_thinking": False, "reasoning_effort": "max"}
+    assert request.sampling.chat_template_kwargs == kwargs
+    assert "enable_thinking false" in request.sampling.words
+    back = page.switch.choose("", "", spec, chosen)
+    assert back["values"]["sampling"]["chat_template_kwargs"] == ""
 
 
 def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> None:

@@ -62,6 +62,8 @@ def command(plan: ExperimentPlan) -> str:
             words += [f"--{name.replace('_', '-')}", str(getattr(sampling, name))]
     if (kind := sampling.structured_output) != "none":
         words += [f"--{kind.replace('_', '-')}", sampling.grammar or "{}"]
+    for name, value in sampling.chat_template_kwargs.items():
+        words += ["--chat-template-kwarg", f"{name}={json.dumps(value)}"]
     return shlex.join(words)
 
 

@@ -151,6 +151,12 @@ def follows_format(ask: Asking) -> None:
     assert ask.text(response_format={"type": "json_object"}, max_tokens=1)[0] == "{"
 
 
+def reaches_template(ask: Asking, **settings: Any) -> None:
+    """The tiny target's chat template reads none, and says so."""
+    refusal = ask.post(**settings)
+    assert refusal.status_code == 400 and "chat template does not read" in refusal.text
+
+
 DONE: dict[str, Callable[[Asking], None]] = {
     "model": lambda ask: is_plain(ask, model="tiny:plain"),
     "speculative": lambda ask: is_plain(ask, speculative=False),
@@ -170,6 +176,10 @@ DONE: dict[str, Callable[[Asking], None]] = {
     "use_draft_logits": lambda ask: _same(ask.post(use_draft_logits=True).status_code, 400),
     "max_tokens": lambda ask: is_limited(ask, "max_tokens"),
     "max_completion_tokens": lambda ask: is_limited(ask, "max_completion_tokens"),
+    "chat_template_kwargs": lambda ask: reaches_template(
+        ask, chat_template_kwargs={"enable_thinking": False}
+    ),
+    "reasoning_effort": lambda ask: reaches_template(ask, reasoning_effort="low"),
     "seed": lambda ask: is_drawn(ask, "seed"),
     "random_seed": lambda ask: is_drawn(ask, "random_seed"),
     "temperature": lambda ask: _differ(ask.text(), ask.text(temperature=5.0)),

@@ -116,10 +116,59 @@ def test_messages_are_a_conversation(http: httpx.Client, served: Served) -> None
     assert run is not None and run.prompt_text == "Again."
     assert [dict(message) for message in run.messages] == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Say hello."},
+        {"role": "user", "content": parts},
         {"role": "assistant", "content": "Hello."},
         {"role": "user", "content": "Again."},
     ]
+
+
+AGENT_TEMPLATE = (
+    "{% if not enable_thinking %}<off>{% endif %}{% for m in messages %}"
+    "[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}[assistant]"
+)
+AGENT_PROMPT = (
+    '<off>[user]Say hello.[assistant]Look it up.weather{"place": "Paris"}[tool]Sunny[assistant]'
+)
+
+
+def test_an_agents_history_and_its_thinking_reach_the_template(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = {"name": "weather", "arguments": '{"place": "Paris"}'}
+    call = {"id": "1", "type": "function", "function": function}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
+    history: list[Any] = [
+        *CHAT["messages"],
+        {**turn, "reasoning_content": "Look it up."},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "Sunny"}]},
+    ]
+    asked: dict[str, Any] = {
+        "model": "tiny:plain",
+        "messages": history,
+        "max_tokens": 2,
+        "temperature": 0,
+    }
+    thinking = {"chat_template_kwargs": {"enable_thinking": False}}
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match="does not read enable_thinking"):
+            client.chat.completions.create(**asked, extra_body=thinking)
+        with pytest.raises(openai.BadRequestError, match="leaves out the call of the tool weather"):
+            client.chat.completions.create(**asked)
+        target = served.host.loaded
+        assert target is not None and target.tokenizer is not None
+        monkeypatch.setattr(target.tokenizer, "chat_template", AGENT_TEMPLATE)
+        answers = [
+            client.chat.completions.create(**asked, extra_body=thinking),
+            client.chat.completions.create(**asked, reasoning_effort="none"),
+        ]
+        runs = [served.log.get(answer.model_extra["run_id"]) for answer in answers]
+    asked_for = (thinking["chat_template_kwargs"], {"reasoning_effort": "none"})
+    for run, kwargs in zip(runs, asked_for, strict=True):
+        assert run is not None and run.sampling["chat_template_kwargs"] == kwargs
+        assert target.tokenizer.decode(list(run.prompt_ids)) == AGENT_PROMPT
+        assert run.prompt_text == "Sunny" and run.messages[1]["content"] is None
+    assert len({run.setup_id for run in runs if run}) == 2
 
 
 MESSAGE = {"role": "user", "content": "Hi."}
@@ -130,6 +179,9 @@ REFUSED: list[tuple[str, object, str]] = [
     ("chat", {"messages": [{"role": "x", "content": ""}]}, "role"),
     ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content"),
     ("chat", {"messages": [{**MESSAGE, "tool_calls": [{"id": "1"}]}]}, "tool_calls"),
+    ("chat", {"messages": [{**MESSAGE, "tool_call_id": "1"}]}, "tool_call_id belongs to"),
+    ("chat", {"messages": [{"role": "tool", "tool_call_id": "1"}]}, "content is missing"),
+    ("chat", {"chat_template_kwargs": {"a-b": 1}}, "chat_template_kwargs"),
     ("chat", {"messages": [{**MESSAGE, "unheard_of": 1}]}, "unheard_of"),
     ("chat", {"stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
     ("chat", {"structured_outputs": {"whitespace_pattern": " "}}, "whitespace_pattern"),
