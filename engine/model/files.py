@@ -38,9 +38,11 @@ PARAMETERS_PER_BYTE = 8
 _RANGES = {
     "num_hidden_layers num_layers n_layer n_layers block_count decoder_layers": (1, 1024),
     "num_kv_shared_layers loop_num_passes": (0, 1024),
-    "num_attention_heads num_key_value_heads n_head n_heads head_count head_count_kv": (1, 4096),
+    "num_attention_heads num_key_value_heads n_head n_heads": (1, 4096),
+    "head_count head_count_kv": (0, 4096),
     "hidden_size d_model n_embd embedding_length word_embed_proj_dim": (1, 1 << 20),
-    "intermediate_size ffn_dim n_inner feed_forward_length": (1, 1 << 22),
+    "intermediate_size ffn_dim n_inner": (1, 1 << 22),
+    "feed_forward_length": (0, 1 << 22),
     "num_experts num_local_experts n_routed_experts expert_count": (0, 1 << 14),
     "num_mtp_layers num_nextn_predict_layers": (0, 1 << 14),
     "max_position_embeddings n_positions context_length attention_chunk_size": (1, 1 << 60),

@@ -20,11 +20,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, full_library, library
-from engine.kernels.cpu.gguf_model import (
-    GGUFTensors,
-    divide_frequencies,
-    fast_gguf_reader,
-)
+from engine.kernels.cpu.gguf_model import GGUFTensors
 from engine.kernels.cpu.operators import needs_rare_formats, pack_native
 from engine.kernels.cpu.packed_model import (
     CheckpointTensors,
@@ -41,6 +37,7 @@ from engine.model.backend import Backend
 from engine.model.forward import Forward, ModulesForward, prepare_attention
 from engine.model.gguf import tokenizer as gguf_tokenizer
 from engine.model.gguf.file import GGUFFile
+from engine.model.gguf.tensors import divide_frequencies, lazy_state_dict
 from engine.model.packed import Packed, can_pack, pack
 from engine.model.placement import Placement
 from engine.model.plan import LoadPlan, plan_loading
@@ -210,8 +207,7 @@ def _read_model(
                 if file is not None and file.bits is not None:
                     remark = f"its file is loaded as floats, because {error}"
         if model is None:
-            with contextlib.nullcontext() if file is None else fast_gguf_reader(file):
-                model = _read_floats(plan, where)
+            model = _read_floats(plan, where)
     if file is not None:
         divide_frequencies(model, file)
     prepare_attention(model)
@@ -219,14 +215,17 @@ def _read_model(
 
 
 def _read_floats(plan: LoadPlan, where: torch.device | Placement) -> transformers.PreTrainedModel:
+    placing: dict[str, Any] = {}
+    if plan.file is not None:
+        placing["tensors"] = (plan.empty, lazy_state_dict(plan.empty, plan.file))
     if not isinstance(where, Placement):
         # Mapped, a model on its way to another device takes no memory here.
         with unmapped_files() if where.type == "cpu" else contextlib.nullcontext():
-            model = read_weights(plan.spec, plan.weights, plan.precision.dtype)
+            model = read_weights(plan.spec, plan.weights, plan.precision.dtype, **placing)
         model.to(where)  # type: ignore[arg-type]
         return model
     folder = tempfile.mkdtemp(prefix="offloaded-")
-    placing = {"device_map": dict(where.device_map), "offload_folder": folder}
+    placing |= {"device_map": dict(where.device_map), "offload_folder": folder}
     model = read_weights(plan.spec, plan.weights, plan.precision.dtype, **placing)
     weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
     return model

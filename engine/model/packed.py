@@ -119,6 +119,16 @@ def num_weights(model: nn.Module) -> int:
     return packed + sum(p.numel() for p in model.parameters())
 
 
+def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that checkpoints store, by name."""
+    names = [
+        f"{owner}.{name}".lstrip(".")
+        for owner, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    ]
+    return {name: value for name, value in model.named_buffers() if name not in names}
+
+
 class OneDNNLinear(PackedLinear):
     """A matrix in oneDNN's layout.
 

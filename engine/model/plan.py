@@ -15,9 +15,9 @@ from transformers.utils.hub import cached_file
 from engine.errors import ConfigError, OutOfMemoryError, TargetError, validate_choice
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, find_compiler
-from engine.kernels.cpu.gguf_model import extract_config
 from engine.model.backend import Precision
 from engine.model.files import check_folder, check_sizes, read_settings
+from engine.model.gguf.config import extract_config
 from engine.model.gguf.file import GGUFFile
 from engine.model.packed import num_weights
 from engine.model.placement import (

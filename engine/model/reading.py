@@ -9,7 +9,7 @@ import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import CDLL
 from pathlib import Path
 from threading import Lock
@@ -96,21 +96,32 @@ def load_error(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
 
 
 def read_weights(
-    spec: TargetSpec, weights: Weights, dtype: torch.dtype, **placing: Any
+    spec: TargetSpec,
+    weights: Weights,
+    dtype: torch.dtype,
+    *,
+    tensors: tuple[transformers.PreTrainedModel, Mapping[str, Any]] | None = None,
+    **placing: Any,
 ) -> transformers.PreTrainedModel:
     """A model with the weights of its checkpoint, and no others.
 
     Args:
+        tensors: the empty model and its state dict, where it is not transformers that reads them.
         placing: `device_map` and `offload_folder` for a model on several devices.
 
     Raises TargetError: the checkpoint is incomplete.
     """
-    result: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        weights.location,
+    kind: Any = transformers.AutoModelForCausalLM
+    location, options = weights.location, weights.options
+    if tensors is not None:
+        kind, location = type(tensors[0]), None
+        options = {"config": tensors[0].config, "state_dict": tensors[1]}
+    result: Any = kind.from_pretrained(
+        location,
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
-        **weights.options,
+        **options,
         **placing,
     )
     model, info = result

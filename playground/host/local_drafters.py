@@ -11,8 +11,8 @@ from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
 from engine.drafters.heads.checkpoint import layout_of
 from engine.errors import PlaygroundError
-from engine.kernels.cpu.gguf_model import can_read
 from engine.model.checkpoints import tensor_names
+from engine.model.gguf.config import can_read
 from engine.model.gguf.file import GGUFFile
 from engine.model.sources import TargetSpec
 from presets import MethodPreset

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from engine.errors import SourceError
-from engine.kernels.cpu.gguf_model import fast_gguf_reader
 from engine.model.gguf.file import GGUFFile
 from tests.engine.cpu.tiny_gguf import finish, random_blocks
 
@@ -89,28 +88,6 @@ def test_the_header_has_every_field_and_tensor(file: GGUFFile) -> None:
     assert file.array("nowhere") == []
     assert file.bits == 4 and file.matrix_types == (*KINDS, "F32")
     assert file.weights_by_type[gguf.GGMLQuantizationType.Q6_K] == ROWS * COLUMNS
-
-
-def test_transformers_reads_the_same_fields_by_it(file: GGUFFile) -> None:
-    """`as_reader` stands for `gguf.GGUFReader` where transformers looks a field up."""
-    from transformers.modeling_gguf_pytorch_utils import read_field
-
-    theirs, ours = gguf.GGUFReader(file.path), file.as_reader()
-    for name in ("general.name", "theta", "flag", "numbers", "tokenizer.ggml.tokens"):
-        assert read_field(ours, name) == read_field(theirs, name)
-    assert [t.name for t in ours.tensors] == [t.name for t in theirs.tensors]
-    for one, other in zip(ours.tensors, theirs.tensors, strict=True):
-        assert one.tensor_type == other.tensor_type and np.array_equal(one.data, other.data)
-
-
-def test_other_files_are_read_by_the_packages_own_reader(file: GGUFFile, tmp_path: Path) -> None:
-    other = tmp_path / "other.gguf"
-    other.write_bytes(file.path.read_bytes())
-    plain = gguf.GGUFReader
-    with fast_gguf_reader(file):
-        assert not isinstance(gguf.GGUFReader(file.path), plain)
-        assert isinstance(gguf.GGUFReader(other), plain)
-    assert gguf.GGUFReader is plain
 
 
 @pytest.mark.parametrize("first", ["part0", None])

@@ -7,10 +7,10 @@ dropped. So loading takes no more memory than the packed model and one tensor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from ctypes import CDLL
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import transformers
@@ -18,42 +18,46 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from engine.kernels.cpu.operators import FLOAT_TYPES, Matrix, NativeEmbedding, NativeLinear
+from engine.model.packed import stored_buffers
 
 
 class UnmappedTensor(Exception):
     """The model's tensors do not match the checkpoint's one to one; the message names one."""
 
 
-class CheckpointTensors(ABC):
-    """A checkpoint's tensors by the names of a model's parameters."""
+SourceT = TypeVar("SourceT", bound=Hashable)
+
+
+class CheckpointTensors(ABC, Generic[SourceT]):
+    """A checkpoint's tensors by the names of a model's parameters and stored buffers."""
 
     def __init__(
         self,
         model: transformers.PreTrainedModel,
-        names: Mapping[str, str],
+        sources: Mapping[str, SourceT],
         kernels: CDLL,
         bits: int,
     ) -> None:
         """Prepare to pack.
 
         Args:
-            names: a parameter's name → its tensor's; tied ones may be missing. Tensors without a
-                parameter are listed by their own names.
+            sources: a parameter's name → what stands for its tensor; tied ones may be missing.
+                Tensors without a parameter are listed by their own names.
             bits: to quantize float matrices to; 16 = bfloat16.
 
         Raises UnmappedTensor: a parameter has no tensor, or a tensor has no parameter.
         """
-        self.kernels, self._names, self._bits = kernels, dict(names), bits
-        for name, source in model.all_tied_weights_keys.items():
-            for one, other in ((name, source), (source, name)):
-                if one not in self._names and other in self._names:
-                    self._names[one] = self._names[other]
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        unmapped = sorted(parameters.keys() ^ self._names.keys())
+        self.kernels, self._sources, self._bits = kernels, dict(sources), bits
+        for name, other in model.all_tied_weights_keys.items():
+            for one, tied in ((name, other), (other, name)):
+                if one not in self._sources and tied in self._sources:
+                    self._sources[one] = self._sources[tied]
+        parameters = dict(model.named_parameters(remove_duplicate=False)) | stored_buffers(model)
+        unmapped = sorted(parameters.keys() ^ self._sources.keys())
         if unmapped:
             raise UnmappedTensor(f"{unmapped[0]} has no counterpart")
         self._shapes = {name: tuple(one.shape) for name, one in parameters.items()}
-        self._packed: dict[str, Matrix] = {}
+        self._packed: dict[SourceT, Matrix] = {}
 
     def matrix(self, name: str, bias: Tensor | None, *, is_vocab: bool) -> Matrix:
         """A matrix packed for the kernels.
@@ -61,34 +65,38 @@ class CheckpointTensors(ABC):
         Args:
             is_vocab: whether it is the embedding or the output matrix.
         """
-        source = self._names[name]
+        source = self._sources[name]
         if source in self._packed and bias is None:
             return self._packed[source]
         # The vocabulary's matrices have at least 8 bits: they affect the probabilities most.
-        matrix = self._pack(source, bias, max(self._bits, 8) if is_vocab else self._bits)
+        matrix = self._pack(name, source, bias, max(self._bits, 8) if is_vocab else self._bits)
         self._check(name, matrix.shape)
         self._packed[source] = matrix
         return matrix
 
     def parameter(self, name: str) -> nn.Parameter:
-        values = self._values(self._names[name])
+        return nn.Parameter(self.buffer(name).to(torch.bfloat16), requires_grad=False)
+
+    def buffer(self, name: str) -> Tensor:
+        """A copy of a tensor's values."""
+        values = self._values(name, self._sources[name])
         self._check(name, tuple(values.shape))
-        return nn.Parameter(values.to(torch.bfloat16, copy=True), requires_grad=False)
+        return values.clone()
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         if self._shapes[name] != shape:
             raise UnmappedTensor(f"{name} is {shape}, but by its config {self._shapes[name]}")
 
-    def _pack(self, source: str, bias: Tensor | None, bits: int) -> Matrix:
-        """The checkpoint's tensor of that name, packed."""
-        return Matrix.of(self.kernels, self._values(source), bias, bits=bits)
+    def _pack(self, name: str, source: SourceT, bias: Tensor | None, bits: int) -> Matrix:
+        """A parameter's tensor, packed."""
+        return Matrix.of(self.kernels, self._values(name, source), bias, bits=bits)
 
     @abstractmethod
-    def _values(self, source: str) -> Tensor:
-        """The checkpoint's tensor of that name, as floats."""
+    def _values(self, name: str, source: SourceT) -> Tensor:
+        """A parameter's tensor, as floats."""
 
 
-class SafetensorsTensors(CheckpointTensors):
+class SafetensorsTensors(CheckpointTensors[str]):
     """Tensors of safetensors files, in bfloat16 or quantized to 8 or 4 bits."""
 
     def __init__(
@@ -104,7 +112,7 @@ class SafetensorsTensors(CheckpointTensors):
             raise UnmappedTensor("its tensors are quantized")
         super().__init__(model, {name: name for name in self._files}, kernels, bits)
 
-    def _values(self, source: str) -> Tensor:
+    def _values(self, name: str, source: str) -> Tensor:
         with safe_open(self._files[source], framework="pt", backend="pread") as stored:
             values: Tensor = stored.get_tensor(source)
         if values.dtype not in FLOAT_TYPES:
@@ -113,7 +121,9 @@ class SafetensorsTensors(CheckpointTensors):
 
 
 def load_packed(
-    model: transformers.PreTrainedModel, tensors: CheckpointTensors, report: Callable[[float], None]
+    model: transformers.PreTrainedModel,
+    tensors: CheckpointTensors[Any],
+    report: Callable[[float], None],
 ) -> transformers.PreTrainedModel:
     """Load weights into a model on the `meta` device: packed matrices, the rest in bfloat16.
 
@@ -122,7 +132,7 @@ def load_packed(
 
     Raises UnmappedTensor: its tensors do not match the checkpoint's one to one.
     """
-    _fill_buffers(model)
+    _fill_buffers(model, tensors)
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     names = dict(model.named_modules())
     for done, (name, module) in enumerate(names.items()):
@@ -144,20 +154,19 @@ def load_packed(
     return model
 
 
-def _fill_buffers(model: transformers.PreTrainedModel) -> None:
-    """Allocate and compute non-persistent buffers: rotary frequencies, embedding scales."""
-    names = [name for name, _ in model.named_non_persistent_buffers()]
-    stored = [name for name, _ in model.named_buffers() if name not in names]
-    if stored:
-        raise UnmappedTensor(f"{stored[0]} is not a parameter")
-    for name in names:
+def _fill_buffers(model: transformers.PreTrainedModel, tensors: CheckpointTensors[Any]) -> None:
+    """Allocate and compute buffers, such as rotary frequencies; read those that are stored."""
+    stored = stored_buffers(model)
+    for name, buffer in list(model.named_buffers()):
         owner, _, last = name.rpartition(".")
-        empty = torch.empty_like(model.get_buffer(name), device="cpu")
+        empty = torch.empty_like(buffer, device="cpu")
         setattr(model.get_submodule(owner), last, empty)
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
     with torch.no_grad():
         model.initialize_weights()
+        for name in stored:
+            model.get_buffer(name).copy_(tensors.buffer(name))
 
 
 def safetensors_files(location: str, revision: str | None) -> list[str]:

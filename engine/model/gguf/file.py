@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from types import SimpleNamespace
+from threading import Lock
 from typing import Any
 
 import gguf
@@ -78,6 +78,7 @@ class GGUFFile:
         metadata: all fields except arrays, which `array` reads.
         entries: the tensors by name.
         num_bytes: of all files.
+        lock: to hold where several threads read tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +86,7 @@ class GGUFFile:
 
         Raises SourceError: it is not a GGUF file of version 2 or 3, or is damaged.
         """
-        self.path, self.num_bytes = path, 0
+        self.path, self.num_bytes, self.lock = path, 0, Lock()
         self._files: list[tuple[BufferedReader, int]] = []  # each with the offset of its tensors
         self.entries: dict[str, TensorInfo] = {}
         self.metadata, self._lists, self._header = self._read(path)
@@ -129,6 +130,18 @@ class GGUFFile:
             )
         names = (f"{match[1]}-{i:05}-of-{count:05}.gguf" for i in range(2, count + 1))
         return [self.path.with_name(name) for name in names]
+
+    @cached_property
+    def fields(self) -> Mapping[str, Any]:
+        """The model's fields without the architecture's prefix, arrays included."""
+        prefix = f"{self.architecture}."
+        names = [name for name in (*self.metadata, *self._lists) if name.startswith(prefix)]
+        return {
+            name.removeprefix(prefix): self.metadata[name]
+            if name in self.metadata
+            else self.array(name)
+            for name in names
+        }
 
     @property
     def title(self) -> str:
@@ -188,39 +201,6 @@ class GGUFFile:
         raw = self.tensor(name)
         values = gguf.dequantize(raw.data, gguf.GGMLQuantizationType(raw.type_id))
         return values.reshape(raw.shape).astype(np.float32, copy=False)
-
-    def as_reader(self) -> Any:
-        """The file with the interface of `gguf.GGUFReader`, as far as transformers uses it."""
-        fields, type_ids = {}, {str: _STRING, bool: 7, int: 4}
-
-        def add(name: str, types: list[int], items: list[Any]) -> None:
-            parts = [item.encode() if types[-1] == _STRING else [item] for item in items]
-            fields[name] = SimpleNamespace(parts=parts, data=range(len(parts)), types=types)
-
-        for name, value in self.metadata.items():
-            add(name, [type_ids.get(type(value), 6)], [value])
-        for name, array in self._lists.items():
-            add(name, [_ARRAY, array.type_id], self.array(name))
-        tensors = [_LazyTensor(self, name) for name in self.entries]
-        return SimpleNamespace(fields=fields, tensors=tensors)
-
-
-class _LazyTensor:
-    """A tensor with the interface of `gguf.ReaderTensor`, read on access."""
-
-    def __init__(self, file: GGUFFile, name: str) -> None:
-        self._file, self.name = file, name
-
-    @property
-    def tensor_type(self) -> Any:
-        return gguf.GGMLQuantizationType(self._file.entries[self.name].type_id)
-
-    @property
-    def data(self) -> Any:
-        raw = self._file.tensor(self.name)
-        if GGML_TYPES[raw.type_id].bits == 32:
-            return raw.data.view(np.float32).reshape(raw.shape)
-        return raw.data.reshape(*raw.shape[:-1], -1)
 
 
 def _check(

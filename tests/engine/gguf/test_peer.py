@@ -1,0 +1,143 @@
+"""Files that the peer's converter makes are transformers' models: its folders give equal logits.
+
+The recorded files are small ones of `tests.engine.gguf.record`. With LLAMA_CPP, the folder of the
+peer's source, the slow test converts all families anew.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from engine.errors import SourceError, TargetError
+from engine.model.gguf.architectures import FAMILIES, NOT_READ
+from engine.model.gguf.config import can_read, read_gguf_config
+from engine.model.gguf.file import GGUFFile
+from tests.engine.gguf.families import (
+    MODELS,
+    convert,
+    load,
+    load_folder,
+    save_folder,
+    some_logits,
+)
+from tests.engine.gguf.record import GOLDEN
+
+LOGITS: dict[str, list[float]] = json.loads((GOLDEN / "logits.json").read_text())
+
+
+def recorded(name: str, folder: Path) -> Path:
+    """A recorded file, unpacked."""
+    path = folder / "model.gguf"
+    path.write_bytes(lzma.decompress((GOLDEN / f"{name}.gguf.xz").read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(LOGITS))
+def test_a_converted_file_has_the_logits_of_its_folder(name: str, tmp_path: Path) -> None:
+    logits = np.array(some_logits(load(recorded(name, tmp_path))))
+    expected = np.array(LOGITS[name])
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(logits - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+def test_every_family_is_converted_by_the_peer_and_read(tmp_path: Path) -> None:
+    peer = os.environ.get("LLAMA_CPP")
+    if not peer:
+        pytest.skip("LLAMA_CPP does not name the folder of llama.cpp's source")
+    for name in MODELS:
+        save_folder(name, tmp_path / name)
+    convert(Path(peer), tmp_path, list(MODELS))
+    for name in MODELS:
+        expected = np.array(some_logits(load_folder(tmp_path / name)))
+        logits = np.array(some_logits(load(tmp_path / f"{name}.gguf")))
+        assert np.abs(logits - expected).max() < 1e-3 * np.abs(expected).max(), name
+
+
+def _rewrite(path: Path, **fields: float | str | bool) -> Path:
+    """A file's copy with further fields of its architecture, and those of its tensors."""
+    file, out = GGUFFile(path), path.with_name("more.gguf")
+    writer = gguf.GGUFWriter(out, file.architecture)
+    for name in file.field_names:
+        key = name.removeprefix(f"{file.architecture}.")
+        if name == "general.architecture" or key in fields:
+            continue
+        value = file.metadata.get(name, file.array(name))
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            _add(writer, name, value)
+    for key, value in fields.items():
+        _add(writer, f"{file.architecture}.{key}", value)
+    for name in file.entries:
+        writer.add_tensor(name, file.floats(name))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def _add(writer: gguf.GGUFWriter, name: str, value: float | str | bool) -> None:
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    add = kinds.get(type(value), writer.add_string)
+    add(name, value)  # type: ignore[arg-type]
+
+
+KEYS = sorted(
+    key.removeprefix("{arch}.")
+    for group in vars(gguf.Keys).values()
+    if isinstance(group, type)
+    for key in vars(group).values()
+    if isinstance(key, str) and key.startswith("{arch}.") and key.count("{") == 1
+)
+"""Every field of a model that the `gguf` package names."""
+
+
+def test_no_field_is_ignored_in_silence(tmp_path: Path) -> None:
+    """A field that changes nothing is on a list of the table; any other changes or refuses."""
+    path = recorded("llama", tmp_path)
+    plain, ignored = read_gguf_config(GGUFFile(path)).to_dict(), set()
+    for key in KEYS:
+        for value in (7, 0.7, "unknown"):
+            try:
+                config = read_gguf_config(GGUFFile(_rewrite(path, **{key: value}))).to_dict()
+            except (SourceError, TargetError, ValueError, TypeError):
+                break
+            if config != plain:
+                break
+        else:
+            ignored.add(key)
+    unused = {"tensor_data_layout", "rope.scaling.finetuned"}
+    assert ignored == unused | {"rope.scaling.original_context_length"}
+
+
+def test_a_tensor_without_a_place_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = _rewrite(recorded("llama", tmp_path))
+    raw = path.read_bytes().replace(b"blk.0.ffn_norm.weight", b"blk.0.ffn_nrom.weight")
+    path.write_bytes(raw)
+    with pytest.raises(TargetError, match=r"lacks a tensor for .* and has blk.0.ffn_nrom.weight"):
+        load(path)
+
+
+def test_every_architecture_of_the_format_is_read_or_refused_with_a_reason(tmp_path: Path) -> None:
+    names = set(gguf.MODEL_ARCH_NAMES.values())
+    assert names == (FAMILIES.keys() & names) | NOT_READ.keys()
+    assert not FAMILIES.keys() & NOT_READ.keys()
+    assert not any(can_read(name) for name in NOT_READ)
+    path = tmp_path / "bert.gguf"
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_tensor("token_embd.weight", np.zeros((2, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(SourceError, match="has the architecture bert, which is not read: it is an"):
+        read_gguf_config(GGUFFile(path))
