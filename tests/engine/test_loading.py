@@ -230,7 +230,7 @@ def test_files_of_one_name_keep_their_own_tokenizers_and_no_weights(tmp_path: Pa
     assert [target.vocab_size for target in found] == [288, 320]
     assert ["<pad319>" in target._tokenizer().get_vocab() for target in found] == [False, False]
     assert ["<pad310>" in target._tokenizer().get_vocab() for target in found] == [False, True]
-    kept = [file for file in (tmp_path / "cache/described").rglob("*") if file.is_file()]
+    kept = [file for file in (tmp_path / "cache/gguf").rglob("*") if file.is_file()]
     assert not any("safetensors" in file.name for file in kept)
     assert sum(file.stat().st_size for file in kept) < 0.1 * path.stat().st_size
 

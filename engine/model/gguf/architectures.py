@@ -409,13 +409,6 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "glm4moe": (Family("glm4_moe", fields=_SIGMOID | _HEAD_DIM, derive=_glm_norms),),
     "deepseek2": (
         Family(
-            "glm4_moe_lite",
-            fields=_LATENT_FIELDS | _SIGMOID,
-            derive=_latent_sizes,
-            parameters=_LATENT,
-            when=lambda file: False,
-        ),
-        Family(
             "deepseek_v3",
             fields=_LATENT_FIELDS | _SIGMOID,
             derive=_latent_sizes,

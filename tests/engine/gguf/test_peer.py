@@ -6,14 +6,20 @@ peer's source, the slow test converts all families anew.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import lzma
 import os
+import socket
+import subprocess
+import time
 from pathlib import Path
 
 import gguf
+import httpx
 import numpy as np
 import pytest
+import torch
 
 from engine.errors import SourceError, TargetError
 from engine.model.gguf.architectures import FAMILIES, NOT_READ
@@ -61,6 +67,52 @@ def test_every_family_is_converted_by_the_peer_and_read(tmp_path: Path) -> None:
         assert np.abs(logits - expected).max() < 1e-3 * np.abs(expected).max(), name
 
 
+def _server_logprobs(peer: Path, path: Path, ids: list[int]) -> dict[int, float]:
+    """The peer's log-probabilities of the likeliest tokens after a prompt."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = str(peer / "build/bin/llama-server")
+    options = ["-m", str(path), "--port", str(port), "-c", "256", "--parallel", "1", "--no-warmup"]
+    server = subprocess.Popen(
+        [program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(200):
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health").status_code == 200:
+                    break
+            if server.poll() is not None:
+                raise ChildProcessError(f"the peer does not load {path.name}")
+            time.sleep(0.1)
+        request = {"prompt": ids, "n_predict": 1, "n_probs": 5, "temperature": -1}
+        answer = httpx.post(f"{url}/completion", json=request, timeout=60).json()
+        (step,) = answer["completion_probabilities"]
+        return {entry["id"]: entry["logprob"] for entry in step["top_logprobs"]}
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(LOGITS))
+def test_the_peers_server_gives_the_same_probabilities(name: str, tmp_path: Path) -> None:
+    peer = os.environ.get("LLAMA_CPP")
+    if not peer:
+        pytest.skip("LLAMA_CPP does not name the folder of llama.cpp's source, built")
+    path = _rewrite(recorded(name, tmp_path))
+    ids = torch.randint(0, 250, (48,), generator=torch.Generator().manual_seed(3)).tolist()
+    try:
+        theirs = _server_logprobs(Path(peer), path, ids)
+    except ChildProcessError as error:
+        pytest.skip(str(error))
+    with torch.no_grad():
+        ours = load(path)(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    for token_id, logprob in theirs.items():
+        assert abs(float(ours[token_id]) - logprob) < 0.02, (token_id, theirs)
+
+
 def _rewrite(path: Path, **fields: float | str | bool) -> Path:
     """A file's copy with further fields of its architecture, and those of its tensors."""
     file, out = GGUFFile(path), path.with_name("more.gguf")
@@ -74,6 +126,8 @@ def _rewrite(path: Path, **fields: float | str | bool) -> Path:
             writer.add_array(name, value)
         else:
             _add(writer, name, value)
+    if "tokenizer.ggml.merges" not in file.field_names:
+        writer.add_token_merges(["e t"])  # the peer refuses a vocabulary without any
     for key, value in fields.items():
         _add(writer, f"{file.architecture}.{key}", value)
     for name in file.entries:
@@ -132,6 +186,9 @@ def test_every_architecture_of_the_format_is_read_or_refused_with_a_reason(tmp_p
     assert names == (FAMILIES.keys() & names) | NOT_READ.keys()
     assert not FAMILIES.keys() & NOT_READ.keys()
     assert not any(can_read(name) for name in NOT_READ)
+    page = (Path(__file__).parents[3] / "docs/models.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in (*FAMILIES, *NOT_READ))
+    assert all(reason in page for reason in NOT_READ.values())
     path = tmp_path / "bert.gguf"
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_tensor("token_embd.weight", np.zeros((2, 32), dtype=np.float32))
