@@ -17,8 +17,8 @@ import transformers
 
 from engine.errors import SourceError, first_line
 from engine.model.files import RANGES, READ_ERRORS, check_sizes
-from engine.model.gguf.architectures import FAMILIES, NOT_READ
-from engine.model.gguf.families import COMMON_FIELDS, NEUTRAL, Family, Settings
+from engine.model.gguf.architectures import FAMILIES
+from engine.model.gguf.families import COMMON_FIELDS, NEUTRAL, NOT_READ, Family, Settings
 from engine.model.gguf.file import GGUFFile
 from engine.model.gguf.positions import rope_settings, shortest
 from engine.model.gguf.tokenizer import write_tokenizer

@@ -217,3 +217,25 @@ def biases(**tensors: str) -> Callable[[GGUFFile, Settings], Settings]:
     return lambda file, settings: {
         name: f"blk.0.{tensor}" in file.entries for name, tensor in tensors.items()
     }
+
+
+_REASONS = {
+    "it is an encoder, which cannot continue a text": """
+        bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert
+        gemma-embedding llama-embed""",
+    "it has an encoder beside its decoder": "t5 t5encoder",
+    "it describes pictures or sound, not a language model": "clip wavtokenizer-dec cogvlm",
+    "it fills in a text's gaps in any order (diffusion)": "dream llada llada-moe rnd1",
+    "its recurrent state has no common cache in transformers": "rwkv6 rwkv6qwen2 rwkv7 arwkv7",
+    "transformers has no class for it": """
+        arctic baichuan bailingmoe bailingmoe2 codeshell deepseek deepseek2-ocr exaone grok
+        grovemoe jais maincoder mimo2 minicpm mistral4 openelm orion pangu-embedded plamo plamo2
+        plamo3 plm qwen refact smallthinker step35 xverse""",
+    "positions in pictures are part of it": """
+        qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon""",
+    "its tensors are not in the table yet": """
+        apertus bitnet dbrx gemma3n glm-dsa gptj gptneox kimi-linear llama4 minicpm3 mpt nemotron_h
+        nemotron_h_moe phimoe""",
+}
+NOT_READ = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""Architectures of the format that are not read, and why."""

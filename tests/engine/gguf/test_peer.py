@@ -22,8 +22,9 @@ import pytest
 import torch
 
 from engine.errors import SourceError, TargetError
-from engine.model.gguf.architectures import FAMILIES, NOT_READ
+from engine.model.gguf.architectures import FAMILIES
 from engine.model.gguf.config import can_read, read_gguf_config
+from engine.model.gguf.families import NOT_READ
 from engine.model.gguf.file import GGUFFile
 from tests.engine.gguf.families import (
     MODELS,
