@@ -23,9 +23,7 @@ from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, full_library, lib
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
     divide_frequencies,
-    end_ids,
     fast_gguf_reader,
-    read_extracted_tokenizer,
 )
 from engine.kernels.cpu.operators import needs_rare_formats, pack_native
 from engine.kernels.cpu.packed_model import (
@@ -41,6 +39,7 @@ from engine.kernels.cuda.norms import fuse_norms
 from engine.model.audit import check_packed, forward_mismatch, plain_step_s, reference_logits
 from engine.model.backend import Backend
 from engine.model.forward import Forward, ModulesForward, prepare_attention
+from engine.model.gguf import tokenizer as gguf_tokenizer
 from engine.model.gguf.file import GGUFFile
 from engine.model.packed import Packed, can_pack, pack
 from engine.model.placement import Placement
@@ -98,10 +97,14 @@ def load_target(
     file = plan.file
     with translate_errors(spec):
         place = plan.destination()
-        tokenizer = (read_tokenizer if file is None else read_extracted_tokenizer)(plan.source)
+        if file is None:
+            tokenizer = read_tokenizer(plan.source)
+        else:
+            tokenizer = gguf_tokenizer.read_tokenizer(Path(plan.source.location))
         model, slow = _read_model(plan, place, report)
     if file is not None and model.generation_config is not None:
-        model.generation_config.eos_token_id = end_ids(file, tokenizer)
+        ends = gguf_tokenizer.end_ids(Path(plan.source.location))
+        model.generation_config.eos_token_id = ends
     report("Preparing it for this device", 0.95)
     make_target = functools.partial(
         Target,

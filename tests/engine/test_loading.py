@@ -289,7 +289,7 @@ def test_the_embedded_model_is_fetched_and_unpacked_into_an_empty_cache(tmp_path
     assert any("Downloading" in message for message in said)
     assert any("config and tokenizer" in message for message in said)
     kept = {str(path.relative_to(tmp_path).parts[0]) for path in tmp_path.iterdir()}
-    assert kept == {"wheels", "described"}
+    assert kept == {"wheels", "gguf"}
     assert not list(tmp_path.rglob("partial-*"))
 
 

@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_is_not_blamed_on_the_model(tmp_path: Path) -> None:
     child = Child(tmp_path, command_with_room, 2 * KIB, *asked, "--max-new-tokens", "4")
     said = one_sentence(child)
     assert "could not be loaded" not in said and "cannot be written" in said
-    assert "/described/" in said and "File too large" in said
+    assert "/gguf/" in said and "File too large" in said
 
 
 @pytest.mark.parametrize("room_kib", [2, 40])

@@ -1,4 +1,4 @@
-"""A GGUF file under transformers' names: its config, its tokenizer, and its tensors as stored.
+"""A GGUF file under transformers' names: its config, and its tensors as stored.
 
 The conversions between a file's tensors and transformers' (the row order of Llama's queries, an
 offset of Gemma's norms) are transformers' own, except for the most common families: transformers'
@@ -23,11 +23,10 @@ from torch import Tensor
 
 from engine.kernels.cpu.operators import Matrix
 from engine.kernels.cpu.packed_model import CheckpointTensors, UnmappedTensor
-from engine.model.files import read_settings
 from engine.model.gguf.file import GGML_TYPES, GGUFFile
-from engine.model.reading import read_config, read_tokenizer
+from engine.model.gguf.tokenizer import write_tokenizer
+from engine.model.reading import read_config
 from engine.model.sources import Weights, whole_folder
-from engine.model.tokenizer import check_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of Llama 3's rotary frequencies."""
@@ -37,10 +36,6 @@ OFFSET_NORMS = {"gemma2", "gemma3"}
 """Architectures whose stored norms have 1 added."""
 IDENTICAL = {"qwen2", "qwen3", "phi3", "olmo2"}
 """Architectures whose tensors are those of transformers."""
-TURN_ENDS = ("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>")
-"""Tokens that end a turn where a file does not name its own, as in llama.cpp."""
-CONTROL = 3
-"""Type of control tokens in `tokenizer.ggml.token_type`."""
 FURTHER_FAMILIES: dict[str, dict[str, str | None]] = {
     "smollm3": {},
     "olmo2": {"rope.dimension_count": None},
@@ -105,51 +100,14 @@ def extract_config(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights
     status = file.path.stat()
     identity = f"{file.path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     key = f"{file.path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    folder = cache_dir / "described" / key
+    folder = cache_dir / "gguf" / key
     if not folder.is_dir():
         with fast_gguf_reader(file):
-            config, tokenizer = read_config(weights), read_tokenizer(weights)
+            config = read_config(weights)
         with whole_folder(folder) as temp:
             config.save_pretrained(temp)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(temp)
+            write_tokenizer(file, temp)
     return Weights(str(folder), None, None, True, weights.fingerprint)
-
-
-def read_extracted_tokenizer(weights: Weights) -> transformers.PreTrainedTokenizerBase | None:
-    """The tokenizer that `extract_config` saved; None if there is none.
-
-    Its own class would rebuild the vocabulary, which takes seconds.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    place = Path(weights.location)
-    if not (place / "tokenizer.json").is_file():
-        return None
-    settings = read_settings(place / "tokenizer_config.json")
-    for name in ("tokenizer_class", "backend", "is_local", "local_files_only"):
-        settings.pop(name, None)
-    template = place / "chat_template.jinja"
-    if template.is_file():
-        settings["chat_template"] = template.read_text(encoding="utf-8")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"), **settings)
-    check_tokenizer(tokenizer, weights.location)
-    return tokenizer
-
-
-def end_ids(file: GGUFFile, tokenizer: Any) -> list[int]:
-    """The tokens that end a text or a turn.
-
-    Args:
-        tokenizer: of `read_extracted_tokenizer`.
-    """
-    fields = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    ids = [i for field in fields if isinstance(i := file.metadata.get(field), int)]
-    if fields[1] not in file.metadata and tokenizer is not None:
-        types = dict(enumerate(file.array("tokenizer.ggml.token_type")))
-        turn_ids = [tokenizer.backend_tokenizer.token_to_id(name) for name in TURN_ENDS]
-        ids += [i for i in turn_ids if types.get(i) == CONTROL]
-    return ids
 
 
 def divide_frequencies(model: transformers.PreTrainedModel, file: GGUFFile) -> None:

@@ -162,6 +162,11 @@ class GGUFFile:
         quantized = [width for width in bits if width < 16]
         return None if not quantized else 4 if min(quantized) <= 4 else 8
 
+    @property
+    def field_names(self) -> list[str]:
+        """Names of all fields, arrays included."""
+        return [*self.metadata, *self._lists]
+
     def array(self, name: str) -> list[Any]:
         """An array of the header; empty if there is none of this name."""
         array = self._lists.get(name)
@@ -321,7 +326,13 @@ class _Header:
             raw = self._take(array.count * struct.calcsize("<" + code))
             values: list[Any] = np.frombuffer(raw, dtype="<" + code).tolist()
             return values
-        return [self._string() for _ in range(array.count)]
+        data, at, strings = bytes(self._data), array.offset, []
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(array.count):  # a vocabulary has hundreds of thousands
+            begin = at + 8
+            at = begin + length_at(data, at)[0]
+            strings.append(data[begin:at].decode())
+        return strings
 
     def _skip(self, array: _Array) -> None:
         """Skip an array in a time bounded by its bytes, not by its declared count."""
