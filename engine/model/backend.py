@@ -15,7 +15,7 @@ class Backend:
     Attributes:
         name: for people and the run log.
         why_not: a faster backend's key in the run log → why it is not used, or how it came to be.
-        remark: a sentence on the target's speed that people are told with every figure; "" = none.
+        remark: sentences on its speed or tokenizer, told with every figure; "" = none.
         row_invariant: whether a row's bits do not depend on the rows computed with it.
     """
 

@@ -115,9 +115,12 @@ def load_target(
         bits=plan.precision.bits,
     )
     forward = _choose_forward(make_target, model, plan)
+    remark = forward.backend.remark
     if slow := slow or (NO_COMPILER if plan.no_kernels == NO_COMPILER else ""):
         remark = f"{spec.name} runs slowly: {slow}."
-        forward.backend = replace(forward.backend, remark=remark)
+    if file is not None:
+        remark = f"{remark} {gguf_tokenizer.tokenizer_remark(file)}".strip()
+    forward.backend = replace(forward.backend, remark=remark)
     target = make_target(forward=forward)
     trim_memory()
     LOG.info("%s runs by %s", spec.name, target.backend.name)

@@ -16,6 +16,18 @@ from engine.model.gguf.vocabulary import PREFIX, TokenType, Vocabulary
 Json = dict[str, Any]
 SPACE = "▁"
 """How SentencePiece writes a space."""
+NO_BYTES = "ÀÁõö÷øùúûüýþÿ"
+"""GPT-2's letters for bytes that no text has; some vocabularies have them as tokens of text."""
+MARK = "\ufdd0"
+"""No character: a token that begins with it is text, not bytes."""
+
+BYTE_LEVEL: Json = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    "use_regex": False,
+}
+"""Between bytes and GPT-2's alphabet."""
 
 
 def model_parts(file: GGUFFile, vocabulary: Vocabulary) -> Json:
@@ -42,12 +54,6 @@ def _byte_pairs(file: GGUFFile, vocabulary: Vocabulary) -> Json:
         {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
         for one in splitting.patterns
     ]
-    bytes_as_text = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": False,
-    }
     model = _bpe(vocabulary, merges, byte_fallback=splitting.is_raw)
     if splitting.is_raw:
         return {
@@ -58,10 +64,25 @@ def _byte_pairs(file: GGUFFile, vocabulary: Vocabulary) -> Json:
         }
     return {
         "normalizer": None,
-        "pre_tokenizer": _sequence("pretokenizers", [*splits, bytes_as_text]),
+        "pre_tokenizer": _sequence("pretokenizers", [*splits, BYTE_LEVEL]),
         "model": model | {"ignore_merges": splitting.ignore_merges},
-        "decoder": bytes_as_text,
+        "decoder": _alphabet_decoder(vocabulary),
     }
+
+
+def _alphabet_decoder(vocabulary: Vocabulary) -> Json:
+    """Joins tokens written in GPT-2's alphabet of bytes."""
+    types = ((letter, vocabulary.ids.get(letter)) for letter in NO_BYTES)
+    letters = "".join(
+        letter
+        for letter, i in types
+        if i is not None and vocabulary.types[i] == TokenType.USER_DEFINED
+    )
+    if not letters:
+        return BYTE_LEVEL
+    marks = {"Regex": rf"\A(?=[{letters}]\z)"}
+    mark: Json = {"type": "Replace", "pattern": marks, "content": MARK}
+    return _sequence("decoders", [mark, BYTE_LEVEL, _replace(MARK, "")])
 
 
 def _usable_merges(merges: list[str], ids: dict[str, int]) -> list[str]:
