@@ -80,8 +80,7 @@ def _alphabet_decoder(vocabulary: Vocabulary) -> Json:
     )
     if not letters:
         return BYTE_LEVEL
-    marks = {"Regex": rf"\A(?=[{letters}]\z)"}
-    mark: Json = {"type": "Replace", "pattern": marks, "content": MARK}
+    mark = _replace(rf"\A(?=[{letters}]\z)", MARK, "Regex")
     return _sequence("decoders", [mark, BYTE_LEVEL, _replace(MARK, "")])
 
 
@@ -139,10 +138,9 @@ def _unigram(file: GGUFFile, vocabulary: Vocabulary) -> Json:
     if charsmap := file.array(PREFIX + "precompiled_charsmap"):
         steps.append(_charsmap(charsmap, vocabulary.where))
     if merges_spaces:
-        steps += [{"type": "Strip", "strip_left": True, "strip_right": True}]
-        steps += [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]
+        steps += [_replace(r"\A +| +\z", "", "Regex"), _replace(" {2,}", " ", "Regex")]
     if adds_space := vocabulary.add_space or merges_spaces:
-        steps.append({"type": "Prepend", "prepend": SPACE})
+        steps.append(_replace(r"\A(?= *[^ ])", SPACE, "Regex"))  # but not to spaces alone
     return {
         "normalizer": _sequence("normalizers", [*steps, _replace(" ", SPACE)]),
         "pre_tokenizer": None,
@@ -203,8 +201,8 @@ def _byte_decoder(*, strips: bool) -> Json:
     return _sequence("decoders", steps)
 
 
-def _replace(old: str, new: str) -> Json:
-    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+def _replace(old: str, new: str, kind: str = "String") -> Json:
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
 
 
 def _sequence(key: str, steps: list[Json]) -> Json:
