@@ -2,33 +2,11 @@
 
 The expressions are those of the published tokenizers, in the form in which llama.cpp, which gave
 the names, applies them; where that differs (it knows letters, but neither upper nor lower case
-beyond ASCII), ids are llama.cpp's.
+beyond ASCII), the pieces are llama.cpp's.
 Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Splitting:
-    """What happens to a text before its pieces are merged.
-
-    Attributes:
-        patterns: expressions, applied one after another: each splits every piece into its matches
-            and what lies between them.
-        ignore_merges: a piece that is a token is that token, whatever the merges say.
-        add_bos: whether a text begins with BOS where the file does not say.
-        is_raw: spaces become `▁`, and characters without a token UTF-8 bytes such as `<0xE2>`; else
-            bytes are written as the characters of GPT-2's alphabet.
-    """
-
-    patterns: tuple[str, ...]
-    ignore_merges: bool = False
-    add_bos: bool = False
-    is_raw: bool = False
-
 
 _ENDING = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 """English contractions."""
@@ -63,10 +41,10 @@ def _cased(letter: str, ending: str = "") -> str:
 
 
 _CASED_WORD = _cased(r"\p{L}", f"{_ENDING}?")
-_GPT4O = f"{_CASED_WORD}|{_THREE}|{_SLASHES}|{_SPACES}"
 _CASED_MARKED_WORD = _cased(r"[\p{L}\p{M}]", f"{_ENDING}?")
 _TEKKEN = _cased(r"\p{L}") + rf"|\p{{N}}|{_SLASHES}|{_SPACES}"
-_ANY_CASE_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_ENDING}?"
+_MARKED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+_ANY_CASE_WORD = f"{_MARKED_WORD}{_ENDING}?"
 _HAN = (
     r"[\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}"
     r"\x{2F800}-\x{2FA1F}]"
@@ -86,135 +64,75 @@ _AFMOE_ASIA = (
 )
 _YOUTU_ASIA = f"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{_CJK}"
 _RUNS_OF_SPACES = "|".join(rf"\s{{{n}}}(?!\S)" for n in ("512 256 128 64 32 16 8 4 1,2".split()))
+_SPARK = rf"{_DEEPSEEK_WORD}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n/]?"
 _EXAONE_WORD = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
 
-_TABLE: tuple[tuple[str, Splitting], ...] = (
-    (
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-        Splitting((_LLAMA3,), ignore_merges=True, add_bos=True),
+_OTHER_MARKS = r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+_LAST_SPACES = r"\s*[\r\n]|\s+(?!\S)|\s+"
+
+_LLAMA3_NAMES = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
+_TABLE: dict[str, tuple[str, ...]] = {
+    _LLAMA3_NAMES: (_LLAMA3,),
+    "glm4 glm5 dbrx smaug-bpe chatglm-bpe": (_LLAMA3,),
+    "jais-2": (rf"{_ENDING}|{_WORD}|{_THREE}|{_MARKS}|\s*[\r\n]+|{_RUNS_OF_SPACES}|\s",),
+    "minicpm5": (_THREE, rf"{_ENDING}|{_WORD}|\p{{N}}+|{_MARKS}|{_SPACES}"),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 megrez hunyuan grok-2 solar-open": (_QWEN2,),
+    "laguna": (_LINES, _QWEN2),
+    "ufakzeka": (rf"{_WORD}|\p{{N}}|{_MARKS}|{_SPACES}",),
+    "qwen35": (rf"{_ENDING}|{_MARKED_WORD}|\p{{N}}|{_OTHER_MARKS}|{_SPACES}",),
+    "seed-coder": (rf"{_ENDING}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),
+    "bailingmoe bailingmoe2 llada-moe": (rf"{_ENDING}|{_WORD}|\p{{N}}|{_MARKS}|{_LAST_SPACES}",),
+    "exaone-moe": (rf"{_ENDING}|{_EXAONE_WORD}|\p{{N}}|{_EXAONE_MARKS}|{_LAST_SPACES}",),
+    "mpt gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum": (_GPT2,),
+    "modern-bert jina-v1-en jina-v2-code roberta-bpe olmo jais exaone4 trillion": (_GPT2,),
+    "granite-docling": (_GPT2,),
+    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": (r"\p{N}", _GPT2),
+    "falcon": (r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}"),
+    "default": (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"),
+    "deepseek-llm": (
+        "[\r\n]",
+        rf"\s?[{_CASED_LETTERS}]+",
+        r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
+        r"\s+\z",
+        _CJK_AND_HANGUL,
+        r"\p{N}+",
     ),
-    ("glm4 glm5", Splitting((_LLAMA3,), ignore_merges=True)),
-    ("dbrx smaug-bpe chatglm-bpe", Splitting((_LLAMA3,))),
-    (
-        "jais-2",
-        Splitting((rf"{_ENDING}|{_WORD}|{_THREE}|{_MARKS}|\s*[\r\n]+|{_RUNS_OF_SPACES}|\s",)),
+    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_AND_HANGUL, r"\p{N}"),
+    "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": (_THREE, _CJK, _DEEPSEEK),
+    "spark2_5": (_THREE, _CJK, _SPARK, r"\p{N}"),
+    "afmoe": (_DIGITS_FROM_RIGHT, _AFMOE_ASIA, _DEEPSEEK),
+    "youtu": (_YOUTU_ASIA, rf"{_ANY_CASE_WORD}|\p{{N}}|{_SLASHES}|{_SPACES}"),
+    "tiny_aya cohere2moe": (
+        _DIGITS_FROM_RIGHT,
+        rf"{_ANY_CASE_WORD}|{_THREE}|{_SLASHES}|{_SPACES}",
     ),
-    (
-        "minicpm5",
-        Splitting((_THREE, rf"{_ENDING}|{_WORD}|\p{{N}}+|{_MARKS}|{_SPACES}"), ignore_merges=True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": (f"{_CASED_WORD}|{_THREE}|{_SLASHES}|{_SPACES}",),
+    "granite-embed-multi-97m": (f"{_CASED_MARKED_WORD}|{_THREE}|{_SLASHES}|{_SPACES}",),
+    "tekken": (_TEKKEN,),
+    "kimi-k2": (_KIMI,),
+    "superbpe": (r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))"),
+    "poro-chat bloom gpt3-finnish": (_SENTENCE,),
+    "viking": (_SENTENCE, r"\p{N}"),
+    "chameleon": (
+        "<sentinel:[0-9]+>",
+        "IMGIMG[A-I]{1,4}Z",
+        "[\t\n]|    |  ",
+        r"\p{N}",
+        r"[\p{P}!-/:-@\[-`{-~]",
+        _GPT2,
     ),
-    (
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 megrez hunyuan grok-2 solar-open",
-        Splitting((_QWEN2,)),
-    ),
-    ("laguna", Splitting((_LINES, _QWEN2))),
-    ("ufakzeka", Splitting((rf"{_WORD}|\p{{N}}|{_MARKS}|{_SPACES}",))),
-    (
-        "qwen35",
-        Splitting(
-            (
-                rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-                rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
-            )
-        ),
-    ),
-    (
-        "seed-coder",
-        Splitting((rf"{_ENDING}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
-    ),
-    (
-        "bailingmoe bailingmoe2 llada-moe",
-        Splitting((rf"{_ENDING}|{_WORD}|\p{{N}}|{_MARKS}|\s*[\r\n]|\s+(?!\S)|\s+",)),
-    ),
-    (
-        "exaone-moe",
-        Splitting(
-            (
-                rf"{_ENDING}|{_EXAONE_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
-                r"|\s*[\r\n]|\s+(?!\S)|\s+",
-            )
-        ),
-    ),
-    (
-        "mpt gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert "
-        "jina-v1-en jina-v2-code roberta-bpe olmo jais exaone4 trillion granite-docling",
-        Splitting((_GPT2,)),
-    ),
-    (
-        "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
-        Splitting((r"\p{N}", _GPT2)),
-    ),
-    ("falcon", Splitting((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}"))),
-    ("default", Splitting((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"))),
-    (
-        "deepseek-llm",
-        Splitting(
-            (
-                "[\r\n]",
-                rf"\s?[{_CASED_LETTERS}]+",
-                "\\s?[!-/:-~！-／：-～‘-‟、-。]+",
-                r"\s+\z",
-                _CJK_AND_HANGUL,
-                r"\p{N}+",
-            )
-        ),
-    ),
-    (
-        "deepseek-coder",
-        Splitting(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_AND_HANGUL, r"\p{N}")),
-    ),
-    ("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", Splitting((_THREE, _CJK, _DEEPSEEK))),
-    (
-        "spark2_5",
-        Splitting(
-            (
-                _THREE,
-                _CJK,
-                rf"{_DEEPSEEK_WORD}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
-                r"\p{N}",
-            )
-        ),
-    ),
-    ("afmoe", Splitting((_DIGITS_FROM_RIGHT, _AFMOE_ASIA, _DEEPSEEK))),
-    (
-        "youtu",
-        Splitting(
-            (_YOUTU_ASIA, rf"{_ANY_CASE_WORD}|\p{{N}}|{_SLASHES}|{_SPACES}"), ignore_merges=True
-        ),
-    ),
-    (
-        "tiny_aya cohere2moe",
-        Splitting((_DIGITS_FROM_RIGHT, rf"{_ANY_CASE_WORD}|{_THREE}|{_SLASHES}|{_SPACES}")),
-    ),
-    ("gpt-4o llama4 kanana2 talkie minimax-m2", Splitting((_GPT4O,))),
-    (
-        "granite-embed-multi-97m",
-        Splitting(
-            (f"{_CASED_MARKED_WORD}|{_THREE}|{_SLASHES}|{_SPACES}",),
-            ignore_merges=True,
-        ),
-    ),
-    ("tekken", Splitting((_TEKKEN,), ignore_merges=True, add_bos=True)),
-    ("kimi-k2", Splitting((_KIMI,))),
-    ("superbpe", Splitting((r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))"))),
-    ("poro-chat bloom gpt3-finnish", Splitting((_SENTENCE,))),
-    ("viking", Splitting((_SENTENCE, r"\p{N}"))),
-    (
-        "chameleon",
-        Splitting(
-            (
-                "<sentinel:[0-9]+>",
-                "IMGIMG[A-I]{1,4}Z",
-                "[\t\n]|    |  ",
-                r"\p{N}",
-                r"[\p{P}!-/:-@\[-`{-~]",
-                _GPT2,
-            ),
-            add_bos=True,
-        ),
-    ),
-    ("gemma4 granite-embed-multi-311m", Splitting((_LINES,), add_bos=True, is_raw=True)),
-    ("sarvam-moe", Splitting((_LINES,), is_raw=True)),
+    "gemma4 granite-embed-multi-311m sarvam-moe": (_LINES,),
+}
+PATTERNS = {name: patterns for names, patterns in _TABLE.items() for name in names.split()}
+"""Expressions by the name in `tokenizer.ggml.pre`, applied one after another: each splits every
+piece into its matches and what lies between. `whitespace` and `mmbert` belong to encoders."""
+IGNORE_MERGES = frozenset(
+    f"{_LLAMA3_NAMES} glm4 glm5 minicpm5 youtu granite-embed-multi-97m tekken".split()
 )
-SPLITTINGS = {name: splitting for names, splitting in _TABLE for name in names.split()}
-"""By the name in `tokenizer.ggml.pre`; `whitespace` and `mmbert` belong to encoders."""
+"""Where a piece that is a token is that token, whatever the merges say."""
+ADD_BOS = frozenset(f"{_LLAMA3_NAMES} tekken chameleon gemma4 granite-embed-multi-311m".split())
+"""Where a text begins with BOS if the file does not say."""
+RAW = frozenset("gemma4 granite-embed-multi-311m sarvam-moe".split())
+"""Where spaces become `▁`, and characters without a token UTF-8 bytes such as `<0xE2>`; elsewhere
+bytes are written in GPT-2's alphabet."""

@@ -8,7 +8,7 @@ Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -158,27 +158,19 @@ def _template(vocabulary: Vocabulary) -> Json:
     before = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
     after = [vocabulary.eos_id] if vocabulary.add_eos and vocabulary.eos_id is not None else []
 
-    def part(name: str, ids: Sequence[int]) -> list[Json]:
-        special = [{"SpecialToken": {"id": vocabulary.tokens[i], "type_id": 0}} for i in ids]
-        return special if ids or not name else [{"Sequence": {"id": name, "type_id": 0}}]
-
-    def around(*names: str) -> list[Json]:
-        texts = [one for name in names for one in part(name, ())]
-        return [*part("", before), *texts, *part("", after)]
-
-    special = {
-        vocabulary.tokens[i]: {
-            "id": vocabulary.tokens[i],
-            "ids": [i],
-            "tokens": [vocabulary.tokens[i]],
-        }
-        for i in (*before, *after)
-    }
+    tokens = vocabulary.tokens
+    texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    first, last = (
+        [{"SpecialToken": {"id": tokens[i], "type_id": 0}} for i in ids] for ids in (before, after)
+    )
     return {
         "type": "TemplateProcessing",
-        "single": around("A"),
-        "pair": around("A", "B"),
-        "special_tokens": special,
+        "single": [*first, texts[0], *last],
+        "pair": [*first, *texts, *last],
+        "special_tokens": {
+            tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]}
+            for i in (*before, *after)
+        },
     }
 
 

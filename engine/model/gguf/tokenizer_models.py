@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.errors import SourceError
 from engine.model.gguf.file import GGUFFile
+from engine.model.gguf.pre import IGNORE_MERGES, PATTERNS, RAW
 from engine.model.gguf.vocabulary import PREFIX, TokenType, Vocabulary
 
 Json = dict[str, Any]
@@ -44,7 +45,7 @@ def model_parts(file: GGUFFile, vocabulary: Vocabulary) -> Json:
 
 def _byte_pairs(file: GGUFFile, vocabulary: Vocabulary) -> Json:
     """A byte-pair encoding by the file's merges."""
-    splitting = vocabulary.splitting
+    pre, is_raw = vocabulary.pre, vocabulary.pre in RAW
     merges = _usable_merges(file.array(PREFIX + "merges"), vocabulary.ids)
     if not merges:
         raise SourceError(
@@ -52,10 +53,10 @@ def _byte_pairs(file: GGUFFile, vocabulary: Vocabulary) -> Json:
         )
     splits = [
         {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
-        for one in splitting.patterns
+        for one in PATTERNS[pre]
     ]
-    model = _bpe(vocabulary, merges, byte_fallback=splitting.is_raw)
-    if splitting.is_raw:
+    model = _bpe(vocabulary, merges, byte_fallback=is_raw)
+    if is_raw:
         return {
             "normalizer": _replace(" ", SPACE),
             "pre_tokenizer": _sequence("pretokenizers", splits),
@@ -65,7 +66,7 @@ def _byte_pairs(file: GGUFFile, vocabulary: Vocabulary) -> Json:
     return {
         "normalizer": None,
         "pre_tokenizer": _sequence("pretokenizers", [*splits, BYTE_LEVEL]),
-        "model": model | {"ignore_merges": splitting.ignore_merges},
+        "model": model | {"ignore_merges": pre in IGNORE_MERGES},
         "decoder": _alphabet_decoder(vocabulary),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import SourceError
 from engine.model.gguf.file import GGUFFile
-from engine.model.gguf.pre import SPLITTINGS, Splitting
+from engine.model.gguf.pre import ADD_BOS, PATTERNS
 from engine.safe_text import short
 
 PREFIX = "tokenizer.ggml."
@@ -86,7 +86,7 @@ class Vocabulary:
         tokens: as in the file, an empty one by its number.
         types: a `TokenType` per token.
         ids: of each token.
-        splitting: of byte-pair encodings.
+        pre: how byte-pair encodings split a text, a key of `PATTERNS`.
         end_ids: the tokens that end a text or a turn.
         add_space: whether a text begins with a space that is not in it.
     """
@@ -96,7 +96,7 @@ class Vocabulary:
     tokens: list[str]
     types: list[int]
     ids: dict[str, int]
-    splitting: Splitting
+    pre: str
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None
@@ -127,26 +127,26 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary | None:
     if len(ids) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
         raise SourceError(f"{where}: its vocabulary has the token {short(twice)} twice.")
-    splitting = _splitting(file, model)
+    pre = _splitting(file, model)
     special = {
         name: _token_id(file, name, types, SPECIAL_IDS[model].get(name))
         for name in ("bos", "eos", "eot", "eom", "unknown", "padding", *FILL_ENDS)
     }
     ends = _end_ids(ids, types, special)
-    add_bos = _flag(file, "add_bos_token", splitting.add_bos or model == "llama")
+    add_bos = _flag(file, "add_bos_token", pre in ADD_BOS or model == "llama")
     return Vocabulary(
         where,
         model,
         tokens,
         types,
         ids,
-        splitting,
+        pre,
         bos_id=special["bos"],
         eos_id=special["eos"],
         unk_id=special["unknown"],
         pad_id=special["padding"],
         end_ids=ends,
-        add_bos=add_bos or splitting is SPLITTINGS["gemma4"],
+        add_bos=add_bos or pre == "gemma4",
         add_eos=_flag(file, "add_eos_token", model == "t5"),
         add_space=_flag(file, "add_space_prefix", model == "llama"),
     )
@@ -172,18 +172,18 @@ def _tokens(file: GGUFFile) -> tuple[list[str], list[int]]:
     return tokens, types[: len(tokens)]
 
 
-def _splitting(file: GGUFFile, model: str) -> Splitting:
-    """The splitting that the file names; of the oldest files, which name none, the default."""
-    if model != "gpt2":
-        return SPLITTINGS["gemma4" if model == "gemma4" else "default"]
+def _splitting(file: GGUFFile, model: str) -> str:
+    """The name of the file's splitting; of the oldest files, which name none, the default."""
+    if model == "gemma4":
+        return model
     name = file.metadata.get(PREFIX + "pre") or "default"
-    if name not in SPLITTINGS:
+    if model == "gpt2" and name not in PATTERNS:
         raise SourceError(
             f"{file.path} splits texts in a way that is unknown here (tokenizer.ggml.pre = "
             f"{short(name)}), so its model would get other tokens than it was trained on. Load "
             "the model from a folder with its tokenizer.json."
         )
-    return SPLITTINGS[name]
+    return str(name) if model == "gpt2" else "default"
 
 
 def _token_id(file: GGUFFile, name: str, types: list[int], default: int | None) -> int | None:

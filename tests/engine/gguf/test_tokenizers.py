@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.errors import SourceError
 from engine.model.gguf.file import GGUFFile
-from engine.model.gguf.pre import SPLITTINGS
+from engine.model.gguf.pre import PATTERNS
 from engine.model.gguf.tokenizer import (
     HARMLESS,
     HONOURED,
@@ -117,11 +117,11 @@ def test_texts_are_what_their_tokens_say(kind: str, tmp_path: Path) -> None:
 
 def test_every_name_of_a_splitting_splits_as_llama_cpp(tmp_path: Path) -> None:
     text, recorded = PEER_SPLITS["text"], PEER_SPLITS["lengths"]
-    assert sorted(SPLITTINGS) == sorted(" ".join(recorded).split())
+    assert sorted(PATTERNS) == sorted(" ".join(recorded).split())
     lengths_by_pattern: dict[tuple[str, ...], list[int]] = {}
     for names, lengths in recorded.items():
         for pre in names.split():
-            patterns = SPLITTINGS[pre].patterns
+            patterns = PATTERNS[pre]
             if patterns not in lengths_by_pattern:
                 file = byte_pairs(tmp_path / "some.gguf", pre=pre)
                 tokenizer: Any = rebuilt(file, tmp_path / "tokenizer")
