@@ -214,6 +214,8 @@ def test_what_may_differ_from_the_model_is_remarked(tmp_path: Path) -> None:
         ),
         (byte_pairs, {"add_bos_token": "yes"}, "add_bos_token must be true or false, not 'yes'"),
         (byte_pairs, {"splits_backwards": True}, "has the field tokenizer.ggml.splits_backwards"),
+        (byte_pairs, {"model": "t5", "scores": ["a"]}, "tokenizer.ggml.scores must not hold 'a'"),
+        (byte_pairs, {"model": "t5", "scores": [0.5]}, "must be a number per token"),
         (sentencepiece, {"model": "gpt2"}, "its tokenizer has no merges"),
         (byte_pairs, {"model": "t5", "precompiled_charsmap": [9, 0, 0]}, "charsmap is damaged"),
     ],
