@@ -27,7 +27,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-SPECIAL = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
+SPECIAL: frozenset[int] = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 """Types of tokens that are no text."""
 SPECIAL_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -202,8 +202,9 @@ def _token_id(file: GGUFFile, name: str, types: list[int], default: int | None) 
     field = f"{PREFIX}{name}_token_id"
     value = file.metadata.get(field, NO_TOKEN)
     if value in (NO_TOKEN, -1):
-        has_default = default is not None and default < len(types)
-        return default if has_default and types[default] in SPECIAL else None
+        if default is None or default >= len(types) or types[default] not in SPECIAL:
+            return None
+        return default
     if not isinstance(value, int) or not 0 <= value < len(types):
         raise SourceError(
             f"{file.path}: {field} is {short(value)}, but its tokens have the ids 0 to "

@@ -173,7 +173,8 @@ def _tokens_and_types(file: GGUFFile) -> tuple[list[str], list[int]]:
 
 def test_bytes_are_streamed_as_characters(tmp_path: Path) -> None:
     tokenizer = rebuilt(sentencepiece(tmp_path / "some.gguf"), tmp_path / "tokenizer")
-    ids = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    tokens = [f"<0x{byte:02X}>" for byte in "🙂".encode()]
+    ids = [tokenizer.get_vocab()[token] for token in tokens]
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.push(i) for i in ids] == ["", "", "", "🙂"]
 
