@@ -12,7 +12,7 @@ from typing import Any
 from engine.errors import SourceError
 from engine.model.gguf.file import GGUFFile
 from engine.model.gguf.pre import IGNORE_MERGES, PATTERNS, RAW
-from engine.model.gguf.vocabulary import PREFIX, TokenType, Vocabulary
+from engine.model.gguf.vocabulary import PREFIX, TokenType, Vocabulary, array
 
 Json = dict[str, Any]
 SPACE = "▁"
@@ -46,7 +46,7 @@ def model_parts(file: GGUFFile, vocabulary: Vocabulary) -> Json:
 def _byte_pairs(file: GGUFFile, vocabulary: Vocabulary) -> Json:
     """A byte-pair encoding by the file's merges."""
     pre, is_raw = vocabulary.pre, vocabulary.pre in RAW
-    merges = _usable_merges(file.array(PREFIX + "merges"), vocabulary.ids)
+    merges = _usable_merges(array(file, "merges", str), vocabulary.ids)
     if not merges:
         raise SourceError(
             f"{vocabulary.where}: its tokenizer has no merges (tokenizer.ggml.merges)."
@@ -136,7 +136,7 @@ def _unigram(file: GGUFFile, vocabulary: Vocabulary) -> Json:
             scores[token_id] = 0.0
     merges_spaces = file.metadata.get(PREFIX + "remove_extra_whitespaces") is True
     steps: list[Json] = []
-    if charsmap := file.array(PREFIX + "precompiled_charsmap"):
+    if charsmap := array(file, "precompiled_charsmap", int):
         steps.append(_charsmap(charsmap, vocabulary.where))
     if merges_spaces:
         steps += [_replace(r"\A +| +\z", "", "Regex"), _replace(" {2,}", " ", "Regex")]
@@ -166,7 +166,7 @@ def _charsmap(values: list[int], where: str) -> Json:
 
 def _scores(file: GGUFFile, vocabulary: Vocabulary) -> list[float]:
     """The tokens' scores; 0 where the file has none."""
-    scores = file.array(PREFIX + "scores") or [0.0] * len(vocabulary.tokens)
+    scores = array(file, "scores", float, int) or [0.0] * len(vocabulary.tokens)
     if len(scores) < len(vocabulary.tokens) or not all(map(math.isfinite, scores)):
         raise SourceError(
             f"{vocabulary.where}: its scores (tokenizer.ggml.scores) must be a number per token."

@@ -27,7 +27,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-SPECIAL = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
+SPECIAL: frozenset[int] = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 """Types of tokens that are no text."""
 SPECIAL_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -152,10 +152,21 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary | None:
     )
 
 
+def array(file: GGUFFile, field: str, *kinds: type) -> list[Any]:
+    """An array of `tokenizer.ggml.`; empty without it.
+
+    Raises SourceError: its items are of no such kind.
+    """
+    values = file.array(PREFIX + field)
+    if values and type(values[0]) not in kinds:
+        raise SourceError(f"{file.path}: {PREFIX}{field} must not hold {short(values[0])}.")
+    return values
+
+
 def _tokens(file: GGUFFile) -> tuple[list[str], list[int]]:
     """The tokens and their types."""
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(file.array(PREFIX + "tokens"))]
-    if not tokens or not isinstance(tokens[0], str):
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(array(file, "tokens", str))]
+    if not tokens:
         raise SourceError(f"{file.path}: its vocabulary (tokenizer.ggml.tokens) has no tokens.")
     embedding = file.entries.get("token_embd.weight")
     if embedding is not None and embedding.shape[-1] < len(tokens):
@@ -163,7 +174,7 @@ def _tokens(file: GGUFFile) -> tuple[list[str], list[int]]:
             f"{file.path}: its vocabulary has {len(tokens)} tokens, but its model only "
             f"{embedding.shape[-1]}."
         )
-    types = file.array(PREFIX + "token_type") or [TokenType.NORMAL] * len(tokens)
+    types = array(file, "token_type", int) or [TokenType.NORMAL] * len(tokens)
     if len(types) < len(tokens):
         raise SourceError(
             f"{file.path}: it has {len(tokens)} tokens, but the types of {len(types)} "
@@ -191,8 +202,9 @@ def _token_id(file: GGUFFile, name: str, types: list[int], default: int | None) 
     field = f"{PREFIX}{name}_token_id"
     value = file.metadata.get(field, NO_TOKEN)
     if value in (NO_TOKEN, -1):
-        has_default = default is not None and default < len(types)
-        return default if has_default and types[default] in SPECIAL else None
+        if default is None or default >= len(types) or types[default] not in SPECIAL:
+            return None
+        return default
     if not isinstance(value, int) or not 0 <= value < len(types):
         raise SourceError(
             f"{file.path}: {field} is {short(value)}, but its tokens have the ids 0 to "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,11 @@ def write_vocabulary(
         writer.add_token_scores(pieces["scores"])
     for name, value in fields.items():
         whole = name if "." in name else f"tokenizer.ggml.{name}"
-        add = {bool: writer.add_bool, str: writer.add_string, int: writer.add_uint32}
+        add: Mapping[type, Any] = {
+            bool: writer.add_bool,
+            str: writer.add_string,
+            int: writer.add_uint32,
+        }
         if isinstance(value, list):
             writer.add_array(whole, value)
         elif value is not None:
@@ -122,7 +126,7 @@ def unigram(path: Path, **fields: Any) -> GGUFFile:
     return write_vocabulary(path, tokens, usual | fields, pieces)
 
 
-KINDS = {
+KINDS: dict[str, tuple[Callable[..., GGUFFile], dict[str, Any]]] = {
     "gpt2": (byte_pairs, {}),
     "gpt2, bos": (byte_pairs, {"add_bos_token": True, "add_eos_token": True}),
     "llama-bpe": (byte_pairs, {"pre": "llama-bpe"}),
