@@ -162,7 +162,7 @@ def test_a_folders_experts_are_packed_one_by_one(
 
 
 KINDS = [GGML_TYPES[kind].name for kind in GGML_FORMATS if GGML_TYPES[kind].bits < 16]
-WIDE = {"hidden_size": 256, "moe_intermediate_size": 768, "num_hidden_layers": 2}
+WIDE: dict[str, Any] = {"hidden_size": 256, "moe_intermediate_size": 768, "num_hidden_layers": 2}
 WIDE |= {"num_experts": 4, "num_experts_per_tok": 4}
 
 
