@@ -227,10 +227,11 @@ def pack_experts(model: transformers.PreTrainedModel, kernels: ctypes.CDLL, bits
     """Pack a model's experts for the kernels, in bfloat16 or quantized to 8 or 4 bits."""
     for name, module in list(model.named_modules()):
         if is_experts(module) and unsupported_reason(module) is None:
-            model.set_submodule(name, _packed(module, kernels, bits))
+            model.set_submodule(name, pack_one(module, kernels, bits))
 
 
-def _packed(experts: Any, kernels: ctypes.CDLL, bits: int) -> NativeExperts:
+def pack_one(experts: Any, kernels: ctypes.CDLL, bits: int) -> NativeExperts:
+    """The experts of one layer, packed for the kernels."""
     stacks: list[list[Matrix]] = []
     for key in ("gate_up_proj", "down_proj"):
         matrices, bias = expert_matrices(experts, key), getattr(experts, f"{key}_bias", None)

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from engine.kernels.cpu.compile import full_library
 from engine.kernels.cpu.experts import (
     MAX_ROWS,
     NativeExperts,
-    _packed,
     has_plain_experts,
     is_experts,
+    pack_experts,
+    pack_one,
     unsupported_reason,
 )
 from engine.kernels.cpu.operators import GGML_FORMATS
 from engine.model.forward import prepare_attention
 from engine.model.gguf.file import GGML_TYPES
+from engine.model.plan import plan_loading
+from engine.model.reading import empty_model
+from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from tests.engine.cpu.targets import deviation, prompt_logits
+from tests.engine.cpu.test_packed_model import LOAD
 from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.models import load_tiny, tiny_model, tiny_tokenizer
+from tests.engine.drafters.judges import write
+from tests.engine.methods import drafter_for
+from tests.models import load_tiny, save_tiny, tiny_model, tiny_tokenizer
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -92,7 +104,7 @@ def test_a_sum_of_experts_equals_that_of_modules(
 ) -> None:
     plain = list(experts_of(model_of(family)).values())[-1]
     assert unsupported_reason(plain) is None
-    ours = _packed(plain, any_kernels, bits)
+    ours = pack_one(plain, any_kernels, bits)
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(40, 64, generator=generator).bfloat16()
     chosen = torch.stack([torch.randperm(8, generator=generator)[:3] for _ in range(40)])
@@ -114,7 +126,7 @@ def test_a_sum_of_experts_equals_that_of_modules(
 
 
 def test_a_long_prompt_and_rows_without_experts(kernels: ctypes.CDLL) -> None:
-    ours = _packed(experts_of(model_of("mixtral"))["model.layers.0.mlp.experts"], kernels, 16)
+    ours = pack_one(experts_of(model_of("mixtral"))["model.layers.0.mlp.experts"], kernels, 16)
     x = torch.randn(MAX_ROWS + 7, 64).bfloat16()
     chosen = torch.randint(0, 8, (len(x), 1))
     chosen[3] = 8  # stands for none
@@ -159,6 +171,62 @@ def test_a_folders_experts_are_packed_one_by_one(
     stored = dict(exact.named_buffers())
     for name, buffer in ours.model.named_buffers():
         torch.testing.assert_close(buffer.float(), stored[name].float(), rtol=0.01, atol=0.01)
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory, kernels: ctypes.CDLL) -> Target:
+    """Float32 with packed experts: only these could tell rows apart."""
+    model = prepared(model_of("qwen3_moe"))
+    pack_experts(model, kernels, 8)
+    assert any(isinstance(one, NativeExperts) for one in model.modules())
+    return Target(model, tiny_tokenizer(), name="routed")
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "recycling"])
+def test_drafting_writes_the_text_of_plain_decoding(method: str, routed: Target) -> None:
+    prompt = [5, 6, 7, 8, 9] * 4
+    plain = write(routed, drafter_for(routed, "plain"), prompt, tokens=32)
+    drafted = write(routed, drafter_for(routed, method), prompt, tokens=32)
+    assert drafted.output == plain.output and drafted.num_accepted > 0
+
+
+LARGE = Qwen3MoeConfig(
+    hidden_size=1024,
+    moe_intermediate_size=512,
+    num_experts=32,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=128,
+    vocab_size=8_000,
+    tie_word_embeddings=False,
+)
+"""300 million weights, of which one layer's experts are 50."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["q8", "q4"])
+def test_loading_takes_no_more_than_the_packed_model_and_an_expert(
+    dtype: str, tmp_path: Path
+) -> None:
+    full_library(tmp_path / "cache")
+    small = save_tiny(tmp_path / "small", "qwen3_moe", **SIZES)
+    LARGE.save_pretrained(tmp_path / "large")
+    tensors = {
+        name: 0.02 * torch.randn(one.shape, dtype=torch.bfloat16)
+        for name, one in empty_model(LARGE, None, "large").named_parameters()
+    }
+    save_file(tensors, tmp_path / "large" / "model.safetensors", metadata={"format": "pt"})
+    command = [sys.executable, "-c", LOAD, str(small), str(tmp_path / "large"), dtype]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    taken = json.loads(run.stdout.splitlines()[-1])
+    table = 2 * LARGE.vocab_size * LARGE.hidden_size
+    assert taken["peak"] < taken["model"] + table + 40e6, taken
+    spec = TargetSpec(name="large", path=str(tmp_path / "large"))
+    plan = plan_loading(spec, dtype=dtype, device="cpu", cache_dir=tmp_path / "cache")
+    assert taken["model"] <= plan.num_bytes < 1.15 * taken["model"]
 
 
 KINDS = [GGML_TYPES[kind].name for kind in GGML_FORMATS if GGML_TYPES[kind].bits < 16]
