@@ -104,7 +104,7 @@ def expert_reads(num_experts: int, per_token: int, rows: float) -> float:
 
     Example: 8 rows that choose 8 of 128 experts each read 6.5 times those of one.
     """
-    missed = (1 - per_token / num_experts) ** rows
+    missed = math.pow(1 - per_token / num_experts, rows)
     return num_experts * (1 - missed) / per_token
 
 

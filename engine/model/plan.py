@@ -95,7 +95,9 @@ class LoadPlan:
             types = self.file.weights_by_type.items()  # in 9 bits if the kernels lack a type
             lacking = sum(num for type_id, num in types if type_id not in GGML_FORMATS)
             return self.file.num_bytes + lacking * 9 // 8
-        return count * (bits + 1) // 8
+        vocab = (self.empty.get_input_embeddings(), self.empty.get_output_embeddings())
+        tables = {id(one.weight): one.weight.numel() for one in vocab if one is not None}
+        return (count * (bits + 1) + sum(tables.values()) * (max(bits, 8) - bits)) // 8
 
     def destination(self) -> torch.device | Placement:
         """Where the model goes. Raises OutOfMemoryError: it does not fit there."""

@@ -190,7 +190,7 @@ def test_drafting_writes_the_text_of_plain_decoding(method: str, routed: Target)
     assert drafted.output == plain.output and drafted.num_accepted > 0
 
 
-LARGE = Qwen3MoeConfig(
+LARGE = Qwen3MoeConfig(  # type: ignore[call-arg]
     hidden_size=1024,
     moe_intermediate_size=512,
     num_experts=32,
