@@ -95,8 +95,11 @@ class LoadPlan:
             types = self.file.weights_by_type.items()  # in 9 bits if the kernels lack a type
             lacking = sum(num for type_id, num in types if type_id not in GGML_FORMATS)
             return self.file.num_bytes + lacking * 9 // 8
-        vocab = (self.empty.get_input_embeddings(), self.empty.get_output_embeddings())
-        tables = {id(one.weight): one.weight.numel() for one in vocab if one is not None}
+        model: Any = self.empty
+        vocab = (model.get_input_embeddings(), model.get_output_embeddings())
+        tables: dict[int, int] = {
+            id(one.weight): one.weight.numel() for one in vocab if one is not None
+        }
         return (count * (bits + 1) + sum(tables.values()) * (max(bits, 8) - bits)) // 8
 
     def destination(self) -> torch.device | Placement:
