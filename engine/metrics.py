@@ -99,6 +99,15 @@ def num_beyond_end(num_accepted: int, num_steps: int, num_new_tokens: int) -> in
     return max(0, num_accepted + num_steps - max(0, num_new_tokens - 1))
 
 
+def expert_reads(num_experts: int, per_token: int, rows: float) -> float:
+    """Experts that `rows` tokens read together over those of one, if all are chosen equally often.
+
+    Example: 8 rows that choose 8 of 128 experts each read 6.5 times those of one.
+    """
+    missed = math.pow(1 - per_token / num_experts, rows)
+    return num_experts * (1 - missed) / per_token
+
+
 def tokens_per_step(num_new_tokens: int, num_steps: int) -> float | None:
     """(new tokens - 1) / steps, after any cut; the prefill's token is no step's."""
     return ratio(num_new_tokens - 1, num_steps)

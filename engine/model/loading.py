@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, full_library, library
+from engine.kernels.cpu.experts import pack_experts
 from engine.kernels.cpu.gguf_model import GGUFTensors
 from engine.kernels.cpu.operators import needs_rare_formats, pack_native
 from engine.kernels.cpu.packed_model import (
@@ -239,8 +240,6 @@ def _tensors(plan: LoadPlan) -> CheckpointTensors:
         return GGUFTensors(empty, file, plan.kernels, bits)
     from transformers import GenerationConfig
 
-    if getattr(empty, "_keep_in_fp32_modules", None):
-        raise UnmappedTensor("some of its modules stay in float32")
     files = safetensors_files(weights.location, weights.revision)
     tensors = SafetensorsTensors(empty, files, plan.kernels, bits)
     with contextlib.suppress(OSError):  # it has none
@@ -270,6 +269,7 @@ def _fast_forward(model: transformers.PreTrainedModel, plan: LoadPlan) -> Forwar
         pack(model)
         return ModulesForward(model, weights="packed", why_not=plan.why_not)
     if not any(isinstance(module, Packed) for module in model.modules()):
+        pack_experts(model, plan.kernels, own.bits)
         pack_native(model, plan.kernels, own.bits)
     weights = own.name if own.is_quantized else ""
     if plan.no_kernels is not None:

@@ -19,16 +19,26 @@ from torch.nn.functional import linear
 from engine.model.placement import in_memory
 
 
-class Packed(nn.Module, ABC):
-    """Replaces a module whose matrix is packed.
+class Packed(nn.Module):
+    """Replaces a module whose matrices are packed.
 
     A deep copy is a plain module again. Moving it to another dtype or device is refused.
 
     Attributes:
-        num_weights: of the packed matrix; 0 if the plain one is kept, too.
+        num_weights: of the packed matrices; 0 if the plain ones are kept, too.
     """
 
     num_weights: int
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Packed:
+        raise TypeError(
+            "A model with packed weights cannot change its dtype or device. Load it again, or "
+            "change a deep copy of it."
+        )
+
+
+class PackedMatrix(Packed, ABC):
+    """Replaces a module whose `weight` is a packed matrix."""
 
     @property
     @abstractmethod
@@ -39,18 +49,12 @@ class Packed(nn.Module, ABC):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of the plain matrix: `(n,)` → `(n, in)`."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Packed:
-        raise TypeError(
-            "A model with packed weights cannot change its dtype or device. Load it again, or "
-            "change a deep copy of it."
-        )
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight.detach()
 
 
-class PackedLinear(Packed):
+class PackedLinear(PackedMatrix):
     """Replaces an `nn.Linear` whose matrix a kernel multiplies."""
 
     def __init__(self, plain: nn.Linear, *, keep: bool = False) -> None:
@@ -105,7 +109,7 @@ def weight_of(module: nn.Module, name: str = "weight") -> Tensor:
 
 def weight_rows(module: nn.Module, ids: Tensor, name: str = "weight") -> Tensor:
     """Rows `(n, …)` of a module's matrix, on the device of `ids`; only these are unpacked."""
-    if isinstance(module, Packed) and name == "weight":
+    if isinstance(module, PackedMatrix) and name == "weight":
         return module.rows(ids)
     weight = weight_of(module, name)
     return weight[ids.to(weight.device)].to(ids.device)

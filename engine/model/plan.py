@@ -15,6 +15,8 @@ from transformers.utils.hub import cached_file
 from engine.errors import ConfigError, OutOfMemoryError, TargetError, validate_choice
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, find_compiler
+from engine.kernels.cpu.experts import has_plain_experts
+from engine.kernels.cpu.operators import GGML_FORMATS
 from engine.model.backend import Precision
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.gguf.config import extract_config
@@ -78,10 +80,9 @@ class LoadPlan:
 
     @property
     def stored(self) -> Precision:
-        """Of its matrices in memory; experts are loaded as floats."""
-        has_experts = self.file and self.file.metadata.get(f"{self.file.architecture}.expert_count")
+        """Of its matrices in memory; experts that the kernels do not run are loaded as floats."""
         own = self.precision
-        return Precision(own.dtype) if has_experts and own.is_quantized else own
+        return Precision(own.dtype) if own.is_quantized and has_plain_experts(self.empty) else own
 
     @property
     def num_bytes(self) -> int:
@@ -91,8 +92,15 @@ class LoadPlan:
         if bits is None or not is_quantized:
             return count * self.precision.dtype.itemsize
         if self.file is not None and self.file.bits is not None:
-            return self.file.num_bytes
-        return count * (bits + 1) // 8
+            types = self.file.weights_by_type.items()  # in 9 bits if the kernels lack a type
+            lacking = sum(num for type_id, num in types if type_id not in GGML_FORMATS)
+            return self.file.num_bytes + lacking * 9 // 8
+        model: Any = self.empty
+        vocab = (model.get_input_embeddings(), model.get_output_embeddings())
+        tables: dict[int, int] = {
+            id(one.weight): one.weight.numel() for one in vocab if one is not None
+        }
+        return (count * (bits + 1) + sum(tables.values()) * (max(bits, 8) - bits)) // 8
 
     def destination(self) -> torch.device | Placement:
         """Where the model goes. Raises OutOfMemoryError: it does not fit there."""

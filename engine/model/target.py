@@ -290,6 +290,15 @@ class Target:
     # ---- lifetime
 
     @property
+    def experts(self) -> tuple[int, int] | None:
+        """Experts of a layer, and how many a token chooses; None = it has no mixture of experts."""
+        config = self.config.get_text_config()
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        count = next((n for name in names if (n := getattr(config, name, None))), 0)
+        chosen = getattr(config, "num_experts_per_tok", None) or 0
+        return (int(count), int(chosen)) if 0 < chosen < count else None
+
+    @property
     def is_exact(self) -> bool:
         """Whether verified rows yield plain decoding's tokens: bit-exact kernels, or float32.
 

@@ -38,6 +38,15 @@ MAX_BATCH_BYTES = 2 << 30
 """The most memory for a batch's KV cache; larger batches are left out."""
 
 
+TEXT = """A lighthouse keeper wrote down the weather every evening for forty-one years. In 1887
+the wind blew from the north-west on 112 days; fog hid the reef 36 times, and twice a ship came too
+near. "Steady on," she would say, and turn the lamp by hand. def mean(values): return sum(values) /
+len(values). Her notebooks, found behind a cupboard, list gulls, tides, letters and the price of
+oil: what nobody else thought worth keeping is why climatologists read them today, page after page.
+"""
+"""Of many kinds of words, so that rows choose different experts."""
+
+
 def measure_curve(
     target: Target,
     *,
@@ -60,8 +69,7 @@ def measure_curve(
     order = sorted(range(len(shapes)), key=lambda i: -len(shapes[i]))
     times_s = list[list[float]]()
     with target.new_cache(context_len + max(rows)) as cache:
-        tokens = torch.arange(context_len) % target.vocab_size
-        target.prefill(tokens.tolist(), cache, Needs())
+        target.prefill(text_tokens(target, 0, context_len), cache, Needs())
         began_s = time_s()
         while len(times_s) <= repeats or not _is_steady(times_s[1:]):
             if len(times_s) > repeats and time_s() - began_s > STEADY_TRY_S:
@@ -113,8 +121,18 @@ def comb_tree(rows: int, depth: int) -> TreeShape:
     return TreeShape(parents[:rows])
 
 
+def text_tokens(target: Target, start: int, count: int) -> list[int]:
+    """Tokens from a place of a text on, over and over.
+
+    A mixture of experts reads more experts for them than for equal or for meaningless rows.
+    """
+    ids = target.encode(TEXT) if target.tokenizer is not None else list(range(target.vocab_size))
+    return [ids[i % len(ids)] for i in range(start, start + count)]
+
+
 def _time_verify(target: Target, cache: TreeCache, shape: TreeShape) -> float:
-    proposal = Proposal(torch.arange(len(shape), device=target.device) % target.vocab_size, shape)
+    tokens = text_tokens(target, cache.length, len(shape))
+    proposal = Proposal(torch.tensor(tokens, device=target.device), shape)
     synchronize(target.device)
     began = time_s()
     target.verify(proposal, cache, Needs()).logits.argmax(dim=-1).tolist()
@@ -158,7 +176,7 @@ def measure_batch(
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
     batch = TextBatch(target, max(batches), max_len)
-    batch.advance([(0, 0, [i % target.vocab_size for i in range(context_len)])])
+    batch.advance([(0, 0, text_tokens(target, 0, context_len))])
     batch.repeat(context_len)
     times_s: dict[tuple[int, int], list[float]] = {}
     began = time_s()
@@ -168,8 +186,12 @@ def measure_batch(
             late = time_s() - began > seconds
             if late and (repeat or done >= least):
                 break
-            read = [(text, i) for text in range(size[0]) for i in range(size[1])]
-            inputs = [(text, i % target.vocab_size, context_len + i) for text, i in read]
+            tokens = text_tokens(target, context_len, size[0] * size[1])  # none reads another's
+            places = [(text, i) for text in range(size[0]) for i in range(size[1])]
+            inputs = [
+                (text, token, context_len + i)
+                for (text, i), token in zip(places, tokens, strict=True)
+            ]
             synchronize(target.device)
             start = time_s()
             batch.step(inputs).argmax(dim=-1).tolist()

@@ -133,6 +133,8 @@ class LiveRun(Task):
     finish: Finish | None = None
     plain: PlainStep | None = None
     """The baseline it is compared with, once that is measured."""
+    experts: tuple[int, int] | None = None
+    """As `Target.experts`, once the target is loaded."""
     notes: tuple[str, ...] = ()
     """Remarks for display: how the draft's size was chosen, how drafter and target fit."""
 

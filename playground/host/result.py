@@ -12,6 +12,7 @@ from engine.formats import DASH
 from engine.metrics import (
     EQUAL_MARGIN,
     TimeSplit,
+    expert_reads,
     ratio,
     tokens_per_step,
 )
@@ -29,6 +30,8 @@ MIN_STEPS = 8
 """Steps that a comparison needs: the first ones are not typical."""
 MIN_QUIET_STEPS, MIN_QUIET_SHARE = 16, 0.8
 """Undisturbed steps, and their share of all steps, below which a result is uncertain."""
+MIN_EXPERT_ROWS = 1.5
+"""Rows per step from which a sentence says that more rows load more experts."""
 COSTS = {"draft": "drafting", "verify": "verifying", "other": "the rest"}
 ADVICE = {
     "draft": "Drafting dominates. Draft fewer tokens or choose a method that needs no model.",
@@ -44,13 +47,18 @@ UNCERTAIN = "Uncertain: {} For a reliable figure, use Compare."
 
 
 def result_of(
-    metrics: Mapping[str, Any], plain: PlainStep | None, *, is_plain: bool
+    metrics: Mapping[str, Any],
+    plain: PlainStep | None,
+    *,
+    is_plain: bool,
+    experts: tuple[int, int] | None = None,
 ) -> dict[str, str] | None:
     """The result of a run as texts: `mood`, `head`, `text`, `advice`, `source`; None if too short.
 
     Args:
         metrics: the run's figures so far.
         is_plain: whether the run is plain decoding itself.
+        experts: as `Target.experts`.
     """
     tok_s = metrics.get("tok_s")
     if not tok_s or (metrics.get("num_steps") or 0) < MIN_STEPS:
@@ -65,9 +73,22 @@ def result_of(
     plain = comparison.plain
     kind = "before" if plain.source == "around" and plain.drift is None else plain.source
     source = SOURCES[kind].format(formats.tok_s(plain.tok_s))
-    sentences = (drafting_sentence(metrics), comparison.remark, source)
+    routing = experts_sentence(metrics, experts)
+    sentences = (drafting_sentence(metrics), routing, comparison.remark, source)
     missing = missing_drafts(metrics.get("num_accepted") or 0, metrics.get("num_drafted") or 0)
     return _compared(comparison, " ".join(filter(None, sentences)), f"{missing} on this text.")
+
+
+def experts_sentence(metrics: Mapping[str, Any], experts: tuple[int, int] | None) -> str:
+    """What verifying several rows costs a mixture of experts; empty for other targets."""
+    rows = 1 + (ratio(metrics.get("num_drafted") or 0, metrics["num_steps"]) or 0.0)
+    if experts is None or rows < MIN_EXPERT_ROWS:
+        return ""
+    reads = expert_reads(*experts, rows)
+    return (
+        f"More rows load more experts: {rows:.1f} rows a step read about {reads:.1f}× the experts "
+        "of one."
+    )
 
 
 def too_short(metrics: Mapping[str, Any]) -> dict[str, str] | None:

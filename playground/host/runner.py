@@ -355,6 +355,7 @@ class EngineHost:
         """Load the target, build the drafter and encode the prompt."""
         target = self.prepare(run, request.target, request.dtype)
         run.meta["badge"] = run_badge(request.config.badge, run.meta, target.environment())
+        run.experts = target.experts
         run.activity, run.share = "preparing the drafter", None
         drafter = self.drafter(request.config)
         run.notes = (*target.notes, *drafter.notes)

@@ -95,7 +95,7 @@ def figures_of(run: LiveRun, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of a run as numbers and as texts, and the sentence of its result."""
     figures = {name: value for name, value in metrics.items() if name != "plain"}
     is_plain = run.meta.get("decoding_type") == PLAIN
-    result = result_of(metrics, run.plain, is_plain=is_plain)
+    result = result_of(metrics, run.plain, is_plain=is_plain, experts=run.experts)
     if result is None and run.over.is_set():
         result = too_short(metrics)
     return {**figures, "texts": figure_texts(figures), "result": result}

@@ -51,6 +51,18 @@ def test_result_is_the_ratio_of_the_two_rates() -> None:
     assert "100.0 tok/s" in found["source"]
 
 
+def test_more_rows_load_more_experts_is_said_of_a_mixture() -> None:
+    """7 drafted tokens a step: 8 rows read 128 · (1 - (120 / 128)^8) = 51.6 experts, 6.5 × 8."""
+    values = metrics(2.6, 0.002, 0.0094, 0.001) | {"num_drafted": 140, "num_accepted": 32}
+    sentence = "More rows load more experts: 8.0 rows a step read about 6.5× the experts of one."
+    found = result_of(values, PLAIN, is_plain=False, experts=(128, 8))
+    assert found is not None and sentence in found["source"]
+    assert "experts" not in said(values)["source"]
+    few = values | {"num_drafted": 5}
+    found = result_of(few, PLAIN, is_plain=False, experts=(128, 8))
+    assert found is not None and "experts" not in found["source"]
+
+
 def timed(ms: Sequence[float], num_tokens: int) -> dict[str, Any]:
     """The figures of steps that drafted four tokens and committed so many, verifying all the time.
 

@@ -28,7 +28,15 @@ LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 MAIN, RARE = "native.cpp", "rare.cpp"
 REGISTERS = ("registers/avx512.h", "registers/avx2.h", "registers/neon.h")
-HEADERS = ("decoder.h", "attention.h", "rows.h", "products.h", "formats.h", "vectors.h")
+HEADERS = (
+    "experts.h",
+    "decoder.h",
+    "attention.h",
+    "rows.h",
+    "products.h",
+    "formats.h",
+    "vectors.h",
+)
 SOURCES = (MAIN, RARE, *HEADERS, *REGISTERS)
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared")
 MACHINES = (("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64"))

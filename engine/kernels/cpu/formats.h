@@ -28,7 +28,7 @@ struct Layout {
     bool minimum;
     int group;         // columns under one scale
     bool bytes;        // whether factors are bytes in units of a float16
-    bool table;        // whether codes are indices into TABLE
+    int table;         // codes are indices into TABLES[table - 1]; 0 = values
 
     constexpr int bits() const { return base + planes; }
     constexpr int offset() const { return minimum ? 0 : table ? 128 : 1 << (bits() - 1); }
@@ -37,27 +37,31 @@ struct Layout {
 };
 
 // Matmuls of formats up to Q8_0 are compiled with the forward, the others in rare.cpp.
-enum Format { BF16, U4, U8, Q4_0, Q8_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
+enum Format {
+    BF16, U4, U8, Q4_0, Q8_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4
+};
 constexpr Layout LAYOUTS[] = {
-    {16, 0, false, 32, false, false},  // BF16
-    {4, 0, true, 32, false, false},    // U4: Q4_1, and what is made on loading
-    {8, 0, true, 32, false, false},    // U8: made on loading
-    {4, 0, false, 32, false, false},   // Q4_0
-    {8, 0, false, 32, false, false},   // Q8_0
-    {4, 1, false, 32, false, false},   // Q5_0
-    {4, 1, true, 32, false, false},    // Q5_1
-    {2, 0, true, 16, true, false},     // Q2_K
-    {2, 1, false, 16, true, false},    // Q3_K
-    {4, 0, true, 32, true, false},     // Q4_K
-    {4, 1, true, 32, true, false},     // Q5_K
-    {4, 2, false, 16, true, false},    // Q6_K
-    {4, 0, false, 32, false, true},    // IQ4_NL
-    {4, 0, false, 32, true, true},     // IQ4_XS
+    {16, 0, false, 32, false, 0},  // BF16
+    {4, 0, true, 32, false, 0},    // U4: Q4_1, and what is made on loading
+    {8, 0, true, 32, false, 0},    // U8: made on loading
+    {4, 0, false, 32, false, 0},   // Q4_0
+    {8, 0, false, 32, false, 0},   // Q8_0
+    {4, 1, false, 32, false, 0},   // Q5_0
+    {4, 1, true, 32, false, 0},    // Q5_1
+    {2, 0, true, 16, true, 0},     // Q2_K
+    {2, 1, false, 16, true, 0},    // Q3_K
+    {4, 0, true, 32, true, 0},     // Q4_K
+    {4, 1, true, 32, true, 0},     // Q5_K
+    {4, 2, false, 16, true, 0},    // Q6_K
+    {4, 0, false, 32, false, 1},   // IQ4_NL
+    {4, 0, false, 32, true, 1},    // IQ4_XS
+    {4, 0, false, 32, false, 2},   // MXFP4
 };
 
-// Values of IQ4_NL's and IQ4_XS's codes, plus 128.
-alignas(64) constexpr uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                           129, 141, 153, 166, 181, 197, 217, 241};
+// Values of codes, plus 128: of IQ4_NL and IQ4_XS; of MXFP4, twice those of its floats.
+alignas(64) constexpr uint8_t TABLES[][16] = {
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116}};
 
 struct Matrix {
     const uint8_t* data;
@@ -105,7 +109,7 @@ struct QuantBlock {
 // GGML's numbers of types.
 enum Type {
     F32, F16, T4_0, T4_1, T5_0 = 6, T5_1, T8_0,
-    T2_K = 10, T3_K, T4_K, T5_K, T6_K, T4_NL = 20, T4_XS = 23, TBF16 = 30,
+    T2_K = 10, T3_K, T4_K, T5_K, T6_K, T4_NL = 20, T4_XS = 23, TBF16 = 30, TMXFP4 = 39,
 };
 
 inline uint16_t read_u16(const uint8_t* p) {
@@ -144,6 +148,9 @@ void unpack_block(int type, const uint8_t* p, QuantBlock& d) {
         case T4_0: case T4_NL:
             d.scale = read_u16(p);
             return unpack_nibbles(p + 2, d.codes);
+        case TMXFP4:  // the scale is 2^(byte - 127), here halved; below 2^-24 it is 0
+            d.scale = float_to_half(std::ldexp(1.0f, p[0] - 128));
+            return unpack_nibbles(p + 1, d.codes);
         case T4_1:
             d.scale = read_u16(p), d.minimum = read_u16(p + 2);
             return unpack_nibbles(p + 4, d.codes);
@@ -346,7 +353,7 @@ void unpack_row(const Matrix& m, int64_t row, float* to) {
                 const uint8_t* plane = unit + BLOCK * LANES * l.base / 8 + p * 64 + group * 8;
                 code |= (plane[byte / 8] >> (byte % 8) & 1) << (l.base + p);
             }
-            if (l.table) code = TABLE[code];
+            if (l.table) code = TABLES[l.table - 1][code];
             to[i] = scale * float(code - l.offset()) + minimum;
         }
     }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from ctypes import CDLL
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
+from engine.kernels.cpu.experts import expert_matrices
 from engine.kernels.cpu.operators import Matrix
-from engine.kernels.cpu.packed_model import CheckpointTensors
+from engine.kernels.cpu.packed_model import CheckpointTensors, ExpertTensors
 from engine.model.gguf.file import GGML_TYPES, GGUFFile, RawTensor
 from engine.model.gguf.tensors import Source, find_sources, read_values
 
@@ -41,6 +43,31 @@ class GGUFTensors(CheckpointTensors[Source]):
             raw, order = self._rows(source)
             matrix = Matrix.from_gguf(self.kernels, raw, bias, order=order)
         return matrix or super()._pack(name, source, bias, 8 if is_quantized else 16)
+
+    def _pack_expert(self, part: ExpertTensors, index: int, bias: Tensor | None) -> Matrix:
+        """As `_pack`, one expert of a stack."""
+        (tensor,) = part.names
+        raw = self._file.tensor(tensor, index)
+        data = np.ascontiguousarray(raw.data[part.rows])
+        rows = RawTensor(raw.type_id, (len(data), raw.shape[1]), data)
+        is_quantized = GGML_TYPES[raw.type_id].bits < 16
+        bits = self._bits
+        if bits < 16 if is_quantized else bits == 16 or self._file.bits is not None:
+            if matrix := Matrix.from_gguf(self.kernels, rows, bias):
+                return matrix
+            bits = 8
+        return Matrix.of(self.kernels, torch.from_numpy(rows.floats()), bias, bits=bits)
+
+    def _expert_tensors(self, source: Source, plain: Any, key: str) -> tuple[ExpertTensors, ...]:
+        """Whatever rule joins and turns them into transformers' parameter does not matter here."""
+        if len(source.tensors) > 1 or key.startswith("down"):
+            return tuple(ExpertTensors((tensor,), True) for tensor in source.tensors)
+        half = expert_matrices(plain, "gate_up_proj").shape[1] // 2
+        halves = slice(0, half), slice(half, None)
+        return tuple(ExpertTensors(source.tensors, True, rows) for rows in halves)
+
+    def _tensor(self, tensor: str, index: int | None = None) -> Tensor:
+        return torch.from_numpy(self._file.floats(tensor, index))
 
     def _values(self, name: str, source: Source) -> Tensor:
         return read_values(self._file, source, self._config, self._shapes[name])

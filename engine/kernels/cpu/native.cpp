@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "decoder.h"
+#include "experts.h"
 
 extern "C" {
 
@@ -112,6 +112,12 @@ void linear(const Matrix* m, bf16* x, int8_t* integers, void* blocks, float* y, 
         const Range mine = share(m->out / LANES, t, count);
         matmul<Epilogue::store>(*m, mine, rows, y, m->out, n, m->data);
     });
+}
+
+// The weighted sum of the experts that each row chose.
+void run_experts(const Experts* experts, const ExpertsCall* call) {
+    ExpertsRun run(*experts, *call);
+    in_parallel(call->threads, [&](int t, int threads) { run.thread(t, threads); });
 }
 
 // Per row of logits, `stride` apart: the k largest (n, k), their indices, and, unless it is null, the

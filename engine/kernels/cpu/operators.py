@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from engine.kernels.cpu.compile import has_rare_formats, loaded_library
 from engine.model.gguf.file import GGUFFile, RawTensor
-from engine.model.packed import Packed, PackedLinear, replace_linears
+from engine.model.packed import PackedLinear, PackedMatrix, replace_linears
 
 LANES = 16
 MULTIPLE = 32
@@ -30,7 +30,7 @@ BLOCK, BLOCK_BYTES = 32, 16
 FORMATS = {16: 0, 4: 1, 8: 2}
 """Bits → `Format` in the kernels, for matrices quantized on loading."""
 GGML_FORMATS = {0: 0, 1: 0, 30: 0, 2: 3, 3: 1, 8: 4, 6: 5, 7: 6}
-GGML_FORMATS |= {10: 7, 11: 8, 12: 9, 13: 10, 14: 11, 20: 12, 23: 13}
+GGML_FORMATS |= {10: 7, 11: 8, 12: 9, 13: 10, 14: 11, 20: 12, 23: 13, 39: 14}
 """GGML's type id → the `Format` of the same quantization."""
 LAST_COMMON_FORMAT = 4
 """Formats up to this one are compiled with the forward, the others when a model needs one."""
@@ -247,7 +247,7 @@ class NativeLinear(PackedLinear):
         return super().rows(ids) if self._kept else self.matrix.rows(ids)
 
 
-class NativeEmbedding(Packed):
+class NativeEmbedding(PackedMatrix):
     """An embedding whose rows the compiled kernels unpack, scaled by its `embed_scale`."""
 
     def __init__(self, plain: nn.Embedding, matrix: Matrix) -> None:

@@ -6,9 +6,11 @@ dropped. So loading takes no more memory than the packed model and one tensor.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from ctypes import CDLL
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,12 +19,38 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from engine.kernels.cpu.experts import (
+    NativeExperts,
+    expert_matrices,
+    is_experts,
+    split_rows,
+    unsupported_reason,
+)
 from engine.kernels.cpu.operators import FLOAT_TYPES, Matrix, NativeEmbedding, NativeLinear
 from engine.model.packed import stored_buffers
 
 
 class UnmappedTensor(Exception):
     """The model's tensors do not match the checkpoint's one to one; the message names one."""
+
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """Where a checkpoint has one matrix of each expert: its gate, its up or its down.
+
+    Attributes:
+        names: of one tensor per expert, or of the tensor in which they are stacked.
+        rows: of each expert's tensor.
+        is_transposed: whether the tensors are `(in, out)`.
+    """
+
+    names: tuple[str, ...]
+    is_stack: bool
+    rows: slice = field(default_factory=lambda: ALL)
+    is_transposed: bool = False
 
 
 SourceT = TypeVar("SourceT", bound=Hashable)
@@ -59,6 +87,51 @@ class CheckpointTensors(ABC, Generic[SourceT]):
         self._shapes = {name: tuple(one.shape) for name, one in parameters.items()}
         self._packed: dict[SourceT, Matrix] = {}
 
+    def experts(self, prefix: str, plain: Any) -> NativeExperts:
+        """A layer's experts, packed one after the other.
+
+        Args:
+            plain: the module that they replace; its parameters' names begin with `prefix`.
+        """
+        hidden, width = expert_matrices(plain, "down_proj").shape[1:]
+        gate, up = self._expert_matrices(prefix, "gate_up_proj", plain, (width, hidden))
+        (down,) = self._expert_matrices(prefix, "down_proj", plain, (hidden, width))
+        return NativeExperts(plain, gate, up, down)
+
+    def _expert_matrices(
+        self, prefix: str, key: str, plain: Any, shape: tuple[int, int]
+    ) -> list[list[Matrix]]:
+        """Per part of a parameter, such as gate and up, one matrix `shape` per expert."""
+        name, count, found = prefix + key, len(getattr(plain, key)), []
+        parts = self._expert_tensors(self._sources[name], plain, key)
+        biases: list[Sequence[Tensor | None]] = [[None] * count] * len(parts)
+        if plain.has_bias:
+            own = self._expert_tensors(self._sources[f"{name}_bias"], plain, f"{key}_bias")
+            biases = [list(self._tensor(one.names[0])[:, one.rows]) for one in own]
+        for part, bias in zip(parts, biases, strict=True):
+            try:
+                matrices = [self._pack_expert(part, i, bias[i]) for i in range(count)]
+            except IndexError as error:
+                raise UnmappedTensor(f"{part.names[0]} is not of {count} experts") from error
+            if any(matrix.shape != shape for matrix in matrices):
+                raise UnmappedTensor(f"{part.names[0]} is not {shape} per expert")
+            found.append(matrices)
+        return found
+
+    def _pack_expert(self, part: ExpertTensors, index: int, bias: Tensor | None) -> Matrix:
+        where = (part.names[0], index) if part.is_stack else (part.names[index],)
+        values = self._tensor(*where)
+        values = values.mT if part.is_transposed else values
+        return Matrix.of(self.kernels, values[part.rows], bias, bits=self._bits)
+
+    @abstractmethod
+    def _expert_tensors(self, source: SourceT, plain: Any, key: str) -> tuple[ExpertTensors, ...]:
+        """The tensors of a parameter of experts, per part; of biases, always stacks."""
+
+    @abstractmethod
+    def _tensor(self, tensor: str, index: int | None = None) -> Tensor:
+        """The checkpoint's tensor of that name, or one item of it, as floats."""
+
     def matrix(self, name: str, bias: Tensor | None, *, is_vocab: bool) -> Matrix:
         """A matrix packed for the kernels.
 
@@ -74,8 +147,8 @@ class CheckpointTensors(ABC, Generic[SourceT]):
         self._packed[source] = matrix
         return matrix
 
-    def parameter(self, name: str) -> nn.Parameter:
-        return nn.Parameter(self.buffer(name).to(torch.bfloat16), requires_grad=False)
+    def parameter(self, name: str, dtype: torch.dtype) -> nn.Parameter:
+        return nn.Parameter(self.buffer(name).to(dtype), requires_grad=False)
 
     def buffer(self, name: str) -> Tensor:
         """A copy of a tensor's values."""
@@ -96,7 +169,11 @@ class CheckpointTensors(ABC, Generic[SourceT]):
         """A parameter's tensor, as floats."""
 
 
-class SafetensorsTensors(CheckpointTensors[str]):
+NamedTensors = str | tuple[ExpertTensors, ...]
+"""A parameter's tensor; of experts, the tensors of gate and up, or those of down."""
+
+
+class SafetensorsTensors(CheckpointTensors[NamedTensors]):
     """Tensors of safetensors files, in bfloat16 or quantized to 8 or 4 bits."""
 
     def __init__(
@@ -110,14 +187,65 @@ class SafetensorsTensors(CheckpointTensors[str]):
             raise UnmappedTensor("it has no safetensors files")
         if getattr(model.config, "quantization_config", None) is not None:
             raise UnmappedTensor("its tensors are quantized")
-        super().__init__(model, {name: name for name in self._files}, kernels, bits)
+        super().__init__(model, _by_parameter(model, self._files), kernels, bits)
 
-    def _values(self, name: str, source: str) -> Tensor:
-        with safe_open(self._files[source], framework="pt", backend="pread") as stored:
-            values: Tensor = stored.get_tensor(source)
+    def _values(self, name: str, source: NamedTensors) -> Tensor:
+        if not isinstance(source, str):
+            raise UnmappedTensor(f"{name} is of experts that the kernels do not run")
+        return self._tensor(source)
+
+    def _tensor(self, tensor: str, index: int | None = None) -> Tensor:
+        with safe_open(self._files[tensor], framework="pt", backend="pread") as stored:
+            if index is None:
+                values: Tensor = stored.get_tensor(tensor)
+            else:
+                values = stored.get_slice(tensor)[index]
         if values.dtype not in FLOAT_TYPES:
-            raise UnmappedTensor(f"{source} is {values.dtype}")
+            raise UnmappedTensor(f"{tensor} is {values.dtype}")
         return values
+
+    def _expert_tensors(
+        self, source: NamedTensors, plain: Any, key: str
+    ) -> tuple[ExpertTensors, ...]:
+        if not isinstance(source, str):
+            return source
+        is_transposed, parts = plain.is_transposed, split_rows(plain, key)
+        return tuple(ExpertTensors((source,), True, rows, is_transposed) for rows in parts)
+
+
+def _by_parameter(
+    model: transformers.PreTrainedModel, names: Collection[str]
+) -> dict[str, NamedTensors]:
+    """Tensors by the names of parameters, as transformers renames and joins them."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    own = model.state_dict()
+    if set(names) <= own.keys():
+        return {name: name for name in names}
+    steps = get_model_conversion_mapping(model)
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    joins = [step for step in steps if isinstance(step, WeightConverter)]
+    patterns = {pattern: step for step in joins for pattern in step.source_patterns}
+    found: dict[str, NamedTensors] = {}
+    stacks: dict[str, dict[str, dict[int, str]]] = {}  # by parameter, pattern and expert
+    for name in names:
+        target, pattern = rename_source_key(name, renamings, joins, model.base_model_prefix, own)
+        if pattern is None:
+            found[target] = name
+            continue
+        kinds = {type(one).__name__ for one in patterns[pattern].operations}
+        numbers = re.findall(r"\.(\d+)\.", name)
+        if not kinds <= {"MergeModulelist", "Concatenate"} or not numbers:
+            raise UnmappedTensor(f"{name} is converted on loading")
+        stacks.setdefault(target, {}).setdefault(pattern, {})[int(numbers[-1])] = name
+    for target, by_pattern in stacks.items():
+        order = [one for one in patterns[min(by_pattern)].source_patterns if one in by_pattern]
+        found[target] = tuple(
+            ExpertTensors(tuple(name for _, name in sorted(by_pattern[one].items())), False)
+            for one in order
+        )
+    return found
 
 
 def load_packed(
@@ -125,7 +253,7 @@ def load_packed(
     tensors: CheckpointTensors[Any],
     report: Callable[[float], None],
 ) -> transformers.PreTrainedModel:
-    """Load weights into a model on the `meta` device: packed matrices, the rest in bfloat16.
+    """Load weights into a model on the `meta` device: packed matrices, the rest in its own dtypes.
 
     Args:
         report: called with the share of modules done.
@@ -136,14 +264,15 @@ def load_packed(
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     names = dict(model.named_modules())
     for done, (name, module) in enumerate(names.items()):
-        keys = [key for key, _ in module.named_parameters(recurse=False)]
-        if not keys:
-            continue
         prefix = f"{name}." if name else ""
+        if is_experts(module) and unsupported_reason(module) is None:
+            model.set_submodule(name, tensors.experts(prefix, module))
+            continue
+        dtypes = {key: one.dtype for key, one in module.named_parameters(recurse=False)}
         is_linear, is_vocab = type(module) is nn.Linear, module in tables
         is_matrix = is_linear or module is tables[0]
-        for key in set(keys) - ({"weight"} if is_matrix else set()):
-            setattr(module, key, tensors.parameter(prefix + key))
+        for key in dtypes.keys() - ({"weight"} if is_matrix else set()):
+            setattr(module, key, tensors.parameter(prefix + key, dtypes[key]))
         if is_matrix:
             bias = getattr(module, "bias", None)
             matrix = tensors.matrix(prefix + "weight", bias, is_vocab=is_vocab)

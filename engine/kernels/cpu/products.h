@@ -139,7 +139,7 @@ inline I load_codes(const uint8_t* unit, int g) {
     for (int p = 0; p < L.planes; ++p)
         codes = set_bits(codes, unit + BLOCK * LANES * L.base / 8 + p * 64 + g * 8,
                          1 << (L.base + p));
-    if constexpr (L.table) codes = table_lookup(codes, TABLE);
+    if constexpr (L.table) codes = table_lookup(codes, TABLES[L.table - 1]);
     return codes;
 }
 

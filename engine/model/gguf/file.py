@@ -70,6 +70,11 @@ class RawTensor:
     shape: tuple[int, ...]
     data: np.ndarray[Any, Any]
 
+    def floats(self) -> np.ndarray[Any, Any]:
+        """Its values, dequantized to float32."""
+        values = gguf.dequantize(self.data, gguf.GGMLQuantizationType(self.type_id))
+        return values.reshape(self.shape).astype(np.float32, copy=False)
+
 
 class GGUFFile:
     """The header of a GGUF file, and its tensors on demand.
@@ -185,22 +190,30 @@ class GGUFFile:
         array = self._lists.get(name)
         return [] if array is None else self._header.items(array)
 
-    def tensor(self, name: str) -> RawTensor:
-        """Read a tensor; SourceError if the file has become too short for it."""
+    def tensor(self, name: str, index: int | None = None) -> RawTensor:
+        """Read a tensor, or one item of its outermost dimension.
+
+        Raises:
+            SourceError: the file has become too short for it.
+            IndexError: it has no such item.
+        """
         entry = self.entries[name]
+        shape, at = entry.shape[::-1], 0
+        if index is not None:
+            if not 0 <= index < shape[0]:
+                raise IndexError(f"{name} has {shape[0]} items")
+            shape, at = shape[1:], index
         (stream, begin), ggml_type = self._files[entry.file_idx], GGML_TYPES[entry.type_id]
-        row_bytes = entry.shape[0] // ggml_type.block_size * ggml_type.type_size
-        data = np.empty((math.prod(entry.shape[1:]), row_bytes), dtype=np.uint8)
-        stream.seek(begin + entry.offset)
+        row_bytes = shape[-1] // ggml_type.block_size * ggml_type.type_size
+        data = np.empty((math.prod(shape[:-1]), row_bytes), dtype=np.uint8)
+        stream.seek(begin + entry.offset + at * data.nbytes)
         if stream.readinto(data.data) < data.nbytes:
             raise SourceError(f"{stream.name} was shortened while it was loaded. Load it again.")
-        return RawTensor(entry.type_id, entry.shape[::-1], data)
+        return RawTensor(entry.type_id, shape, data)
 
-    def floats(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor's values, dequantized to float32."""
-        raw = self.tensor(name)
-        values = gguf.dequantize(raw.data, gguf.GGMLQuantizationType(raw.type_id))
-        return values.reshape(raw.shape).astype(np.float32, copy=False)
+    def floats(self, name: str, index: int | None = None) -> np.ndarray[Any, Any]:
+        """As `tensor`, dequantized to float32."""
+        return self.tensor(name, index).floats()
 
 
 def _check(

@@ -29,6 +29,7 @@ PROCESSORS = {
 TIMEOUT_S = 900
 """The package's compiler makes its own standard library first."""
 FUNCTIONS = "forward draft_chain scratch_bytes packed_bytes pack unpack linear topk".split()
+FUNCTIONS += ["run_experts"]
 SERVER = Path(__file__).with_name("kernel_server.cpp")
 
 
@@ -175,7 +176,7 @@ class _Memory:
             if kind is ctypes.c_void_p:
                 new = struct.pack("<q", self._pointer(here))
             elif isinstance(here, ctypes._Pointer):
-                count = value.num_layers if name == "layers" else 1
+                count = value.num_layers if name == "layers" else getattr(value, "count", 1)
                 new = struct.pack("<q", self.relocated(here, count))
             elif isinstance(here, ctypes.Array):
                 new = b"".join(self._struct(item) for item in here)

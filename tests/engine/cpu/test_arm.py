@@ -11,12 +11,14 @@ import torch
 
 from engine.kernels.cpu import operators
 from engine.kernels.cpu.compile import REQUIRED
+from engine.kernels.cpu.experts import pack_one
 from engine.kernels.cpu.operators import Matrix, topk
 from engine.model.target import Target
 from engine.proposal import TargetOutput
 from engine.safe_text import cpu_flags
 from tests.engine.cpu.arm import PROCESSORS, arm_kernels
 from tests.engine.cpu.targets import WIDE, kernels_or_skip, native, wide_model
+from tests.engine.cpu.test_experts import experts_of, model_of
 from tests.engine.cpu.test_formats import COLUMNS, KINDS, raw_of
 from tests.engine.scripted import walk
 
@@ -51,6 +53,20 @@ def test_products_of_every_type_equal_those_of_avx2(
     for n in (1, 2, 4, 8, 16, 49):
         products = ours.product(x[:n]), theirs.product(x[:n])
         torch.testing.assert_close(*products, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_sums_of_experts_equal_those_of_avx2(
+    family: str, arm: ctypes.CDLL, avx2: ctypes.CDLL
+) -> None:
+    plain = list(experts_of(model_of(family)).values())[-1]
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(9, 64, generator=generator).bfloat16()
+    chosen = torch.stack([torch.randperm(8, generator=generator)[:3] for _ in range(9)])
+    weights = torch.rand(9, 3, generator=generator)
+    for bits in (16, 8, 4):
+        theirs, ours = (pack_one(plain, kernels, bits) for kernels in (avx2, arm))
+        assert torch.equal(ours(x, chosen, weights), theirs(x, chosen, weights))
 
 
 def forwards(target: Target) -> Iterator[TargetOutput]:

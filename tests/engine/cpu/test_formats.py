@@ -66,8 +66,8 @@ def test_a_row_that_is_not_there_is_refused(kernels: ctypes.CDLL) -> None:
 
 
 def test_a_type_without_a_kernel_is_not_packed(kernels: ctypes.CDLL) -> None:
-    blocks = random_blocks("MXFP4", 16, 64)
-    raw = RawTensor(int(gguf.GGMLQuantizationType.MXFP4), (16, 64), blocks)
+    blocks = random_blocks("TQ1_0", 16, 256)
+    raw = RawTensor(int(gguf.GGMLQuantizationType.TQ1_0), (16, 256), blocks)
     assert Matrix.from_gguf(kernels, raw) is None
 
 

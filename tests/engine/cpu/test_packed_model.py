@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from engine.kernels.cpu.compile import library
+from engine.kernels.cpu.experts import NativeExperts
 from engine.kernels.cpu.native import NativeForward
 from engine.kernels.cpu.operators import NativeEmbedding, NativeLinear, pack_native
 from engine.kernels.cpu.packed_model import SafetensorsTensors, UnmappedTensor, load_packed
@@ -60,6 +61,9 @@ def num_bytes(target: Target) -> int:
     native = NativeLinear | NativeEmbedding
     packed = (module for module in target.model.modules() if isinstance(module, native))
     matrices = {id(module.matrix): module.matrix for module in packed}
+    for module in target.model.modules():
+        if isinstance(module, NativeExperts):
+            matrices |= {id(one): one for one in module.matrices}
     plain: int = target.model.get_memory_footprint()
     return plain + sum(matrix.packed.nbytes for matrix in matrices.values())
 

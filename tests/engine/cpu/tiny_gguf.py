@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from tests.models import tiny_model, tiny_tokenizer
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
-ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
 """Where transformers names a family otherwise."""
 
 
@@ -56,6 +57,12 @@ def write_gguf(
         stem, _, suffix = name.rpartition(".")
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
+        if ".experts." in name:
+            parts = ("gate", "up") if "gate_up" in name else ("down",)
+            stacks = (scale * tensor.detach().float()).chunk(len(parts), dim=1)
+            for part, values in zip(parts, stacks, strict=True):
+                _add(writer, f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", values, kind)
+            continue
         value = _as_kept(architecture, stem, tensor.detach().float(), model.config)
         is_matrix = value.ndim > 1
         value = value * scale if is_matrix else value
@@ -77,6 +84,9 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     generator = np.random.default_rng(seed)
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = generator.integers(0, 256, (rows, columns // weights, size), dtype=np.uint8)
+    if kind == "MXFP4":  # the scale's exponent
+        blocks[..., 0] = 110 + blocks[..., 0] % 8
+        return blocks.reshape(rows, -1)
     at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0,))
     if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         at = (0, 2)
@@ -103,8 +113,9 @@ def _add(writer: Any, name: str, tensor: torch.Tensor, kind: str) -> None:
     try:
         data = plain if kind == "F32" else gguf.quants.quantize(plain, raw_dtype)
     except NotImplementedError:
-        rows, columns = plain.shape
-        data = random_blocks(kind, rows, columns, seed=len(name))
+        *stack, columns = plain.shape
+        data = random_blocks(kind, math.prod(stack), columns, seed=len(name))
+        data = data.reshape(*stack, -1)
     writer.add_tensor(name, data, raw_dtype=raw_dtype)
 
 
@@ -112,9 +123,10 @@ def _write_fields(writer: Any, architecture: str, config: Any, control: str | No
     values = {**config.to_dict(), **(config.rope_parameters or {})}
     values |= values.pop("full_attention", {})  # Gemma 3's rotary positions, by kind of layer
     known = "llama" if architecture in ("smollm3", "olmo2", "granite") else architecture
+    known = "qwen3_moe" if architecture == "qwen3moe" else known
     fields: dict[str, str | None] = GGUF_CONFIG_MAPPING[known]  # type: ignore[assignment]
     for field, name in fields.items():
-        value = values.get(name) if name else None
+        value = values.get(name, getattr(config, name, None)) if name else None
         if isinstance(value, bool) or value is None:
             continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -13,6 +14,8 @@ from engine.drafters import parse_method
 from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import TargetError
+from engine.model.target import Target
+from engine.proposal import Proposal
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError, timing
 from engine.tuning.costs import Costs
@@ -137,6 +140,20 @@ def test_a_slower_machine_scales_what_was_measured() -> None:
     costs.plain_ms, costs.row_scale = 2 * curve.at(1), 3.0
     now = costs.latency().verify
     assert [now.at(n, d) for n, d in ((1, None), (11, None), (16, 2))] == [20.0, 40.0, 140.0]
+
+
+def test_rows_that_are_timed_are_those_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal rows would choose the same experts."""
+    target, verify, timed = tiny_target(), Target.verify, list[list[int]]()
+
+    def verified(self: Target, proposal: Proposal, *rest: Any) -> Any:
+        timed.append(proposal.tokens.tolist())
+        return verify(self, proposal, *rest)
+
+    monkeypatch.setattr(Target, "verify", verified)
+    measure_curve(target, rows=(1, 8), context_len=8, repeats=1)
+    text = target.encode(timing.TEXT)
+    assert timed[0] == text[8:16] and len(set(timed[0])) > 5
 
 
 def test_one_row_that_was_held_up_takes_no_longer_than_two(monkeypatch: pytest.MonkeyPatch) -> None:
