@@ -232,7 +232,7 @@ def _read_floats(plan: LoadPlan, where: torch.device | Placement) -> transformer
     return model
 
 
-def _tensors(plan: LoadPlan) -> CheckpointTensors:
+def _tensors(plan: LoadPlan) -> CheckpointTensors[Any]:
     """The checkpoint's tensors, for packing; UnmappedTensor if they do not match the model's."""
     file, empty, weights, bits = plan.file, plan.empty, plan.weights, plan.precision.bits
     assert plan.kernels is not None and bits is not None

@@ -112,7 +112,8 @@ def read_weights(
     Raises TargetError: the checkpoint is incomplete.
     """
     kind: Any = transformers.AutoModelForCausalLM
-    location, options = weights.location, weights.options
+    location: str | None = weights.location
+    options = weights.options
     if tensors is not None:
         kind, location = type(tensors[0]), None
         options = {"config": tensors[0].config, "state_dict": tensors[1]}

@@ -153,5 +153,6 @@ class _ConfigReader:
         """Whether the model is the same without a field."""
         if name == "attention.key_length":
             fields = self.file.fields
-            return fields.get("embedding_length") == value * fields.get("attention.head_count", 0)
+            heads = fields.get("attention.head_count", 0)
+            return bool(fields.get("embedding_length") == value * heads)
         return name in NEUTRAL and value in NEUTRAL[name]
