@@ -43,6 +43,7 @@ from engine.model.packed import Packed, can_pack, pack
 from engine.model.placement import Placement
 from engine.model.plan import LoadPlan, plan_loading
 from engine.model.reading import (
+    empty_model,
     freeze_imports,
     read_tokenizer,
     read_weights,
@@ -218,7 +219,9 @@ def _read_model(
 def _read_floats(plan: LoadPlan, where: torch.device | Placement) -> transformers.PreTrainedModel:
     placing: dict[str, Any] = {}
     if plan.file is not None:
-        placing["tensors"] = (plan.empty, lazy_state_dict(plan.empty, plan.file))
+        # Anew: packing that failed has taken some modules of the plan's own.
+        empty = empty_model(plan.config, None, plan.spec.name, dtype=plan.precision.dtype)
+        placing["tensors"] = (empty, lazy_state_dict(empty, plan.file))
     if not isinstance(where, Placement):
         # Mapped, a model on its way to another device takes no memory here.
         with unmapped_files() if where.type == "cpu" else contextlib.nullcontext():

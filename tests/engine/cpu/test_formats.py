@@ -77,8 +77,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 128},
-    "gemma2": {"sliding_window": 12, "head_dim": 64},
-    "gemma3_text": {"sliding_window": 12, "head_dim": 64, "layer_types": ["sliding_attention"] * 3},
+    "gemma2": {"sliding_window": 12, "head_dim": 64, "query_pre_attn_scalar": 64},
+    "gemma3_text": {
+        **{"sliding_window": 12, "head_dim": 64, "query_pre_attn_scalar": 64},
+        "layer_types": ["sliding_attention"] * 3,
+    },
     "phi3": {},
     "mistral": {"sliding_window": None},
     "smollm3": {"num_hidden_layers": 4},

@@ -131,6 +131,9 @@ def _write_fields(writer: Any, architecture: str, config: Any, control: str | No
             continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{field}", value)
+    if architecture == "qwen3":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     if architecture == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
