@@ -126,6 +126,11 @@ def check_is_model(file: GGUFFile) -> None:
         )
 
 
+def target_width(file: GGUFFile) -> Any:
+    """The hidden size of a drafter's target; None where it is not told."""
+    return file.fields.get("target_hidden_size", file.fields.get("embedding_length"))
+
+
 def read_drafter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A drafter's settings as in a config.json, and its tensors by their published names.
 

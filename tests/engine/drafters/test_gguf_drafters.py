@@ -22,6 +22,8 @@ import torch
 
 from engine.errors import DrafterError, SourceError
 from engine.model.checkpoints import read_checkpoint, tensor_names
+from engine.model.sources import TargetSpec
+from playground.host.local_drafters import heads_of
 from tests.engine.cpu.tiny_gguf import finish, write_gguf
 from tests.engine.drafters.eagle_heads import write
 from tests.engine.drafters.golden import ROOT
@@ -101,6 +103,19 @@ def test_the_recorded_files_are_the_peer_s(name: str, tmp_path: Path) -> None:
     if not os.environ.get("LLAMA_CPP"):
         pytest.skip("LLAMA_CPP does not name the folder of llama.cpp's source")
     assert convert(name, tmp_path) == recorded(name, tmp_path).read_bytes()
+
+
+def test_heads_beside_a_target_s_file_are_offered_with_their_size(tmp_path: Path) -> None:
+    small = write_gguf(tmp_path / "small.gguf", "Q8_0")
+    assert heads_of(TargetSpec.of_path_or_hub(str(small))) == []
+    head = recorded("eagle3", tmp_path)
+    header(tmp_path / "dflash-2.gguf", "dflash", "selector_hidden.weight")
+    assert heads_of(TargetSpec.of_path_or_hub(str(small))) == [], "for a target 64 wide"
+    wide = header(tmp_path / "wide.gguf", "llama", "token_embd.weight", embedding_length=48)
+    for target in (wide, tmp_path):
+        (offer,) = heads_of(TargetSpec.of_path_or_hub(str(target)))
+        assert offer.title == "EAGLE-3 · eagle3.gguf (0.1 MiB)"
+        assert offer.config.model_dump()["speculative_model"] == str(head)
 
 
 # ---- refused by what they are
