@@ -6,9 +6,10 @@ that drafters read them as any other checkpoint.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from engine.safe_text import visible
 
 ID_MAP = "d2t"
 """Target ids of the drafted tokens in a file; in a published checkpoint, less their own ids."""
+MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 _LAYER_STEMS = {
     "attn_norm": "input_layernorm",
     "attn_norm_2": "hidden_norm",
@@ -45,6 +47,24 @@ _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 def _sets(name: str) -> FieldRule:
     return lambda value, file: {name: value}
+
+
+def _windows(value: Any, file: GGUFFile) -> dict[str, Any]:
+    """Where all layers have windows, the config says `use_swa`, and none is causal for that."""
+    if all(value):
+        return {"use_swa": True}
+    return {"layer_types": ["sliding_attention" if flag else "full_attention" for flag in value]}
+
+
+def _embedding_scale(value: Any, file: GGUFFile) -> dict[str, Any]:
+    """Gemma's embedding scales its rows itself."""
+    is_gemma_s = math.isclose(value**2, file.fields.get("embedding_length", 0), rel_tol=1e-4)
+    return {} if is_gemma_s else {"input_embedding_scale": value}
+
+
+def _sections(value: Any, file: GGUFFile) -> dict[str, Any]:
+    """A text has one position, so a single section is all of a head."""
+    return {"mrope_section": value} if any(value[1:]) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +104,38 @@ _EAGLE3 = DrafterKind(
     ),
     _STEMS | {"enc.output_norm": "input_norm"},
 )
+_DFLASH = DrafterKind(
+    "a DFlash drafter",
+    "DFlash",
+    Family(
+        "qwen3",
+        fields={
+            "attention.causal": _sets("is_causal"),
+            "attention.sliding_window_pattern": _windows,
+            "attention.value_scale": _sets("attention_value_scale"),
+            "block_size": _sets("block_size"),
+            "embedding_scale": _embedding_scale,
+            "final_logit_softcapping": _sets("final_logit_softcapping"),
+            "has_confidence_head": None,
+            "hidden_act": _sets("hidden_act"),
+            "logit_scale": _sets("output_multiplier"),
+            "rope.dimension_sections": _sections,
+            "sample_from_anchor": _sets("sample_from_anchor"),
+            "target_layers": lambda value, file: {"target_layer_ids": [i - 1 for i in value]},
+        },
+        derive=lambda file, settings: {"mask_token_id": file.metadata.get(MASK_TOKEN)},
+    ),
+    _STEMS | {"enc.output_norm": "hidden_norm"},
+)
+_DSPARK = replace(
+    _DFLASH,
+    title="a DSpark drafter",
+    method="DSpark",
+    stems=_DFLASH.stems
+    | {f"markov_{part}": f"markov_head.markov_{part}" for part in ("w1", "w2")}
+    | {"conf_proj": "confidence_head.proj"},
+    when=lambda file: "markov_w1.weight" in file.entries,
+)
 KINDS: dict[str, tuple[DrafterKind, ...]] = {
     "eagle3": (_EAGLE3,),
     "dflash": (
@@ -97,8 +149,8 @@ KINDS: dict[str, tuple[DrafterKind, ...]] = {
             instead="Choose another drafter.",
             when=lambda file: bool(file.fields.get("hyper_connection.count")),
         ),
-        DrafterKind("a DSpark drafter", when=lambda file: "markov_w1.weight" in file.entries),
-        DrafterKind("a DFlash drafter"),
+        _DSPARK,
+        _DFLASH,
     ),
     "gemma4-assistant": (DrafterKind("an assistant of Gemma 4"),),
 }

@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,21 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from engine.drafters import parse_method
 from engine.errors import DrafterError, SourceError
 from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from playground.host.local_drafters import heads_of
 from tests.engine.cpu.tiny_gguf import finish, write_gguf
+from tests.engine.drafters import judges, test_dspark
 from tests.engine.drafters.eagle_heads import write
 from tests.engine.drafters.golden import ROOT
-from tests.engine.drafters.test_eagle_layouts import draft, published
-from tests.models import load_tiny
+from tests.engine.drafters.test_dflash import save_as_published
+from tests.engine.drafters.test_eagle_layouts import published
+from tests.models import build_context, load_tiny, save_tiny
 
 RECORDED = ROOT / "gguf_drafters"
 LLAMA3 = {
@@ -39,35 +45,73 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "eagle3": {},
-    "eagle3-scaled": {
-        "norm_before_fc": True,
-        "norm_before_residual": True,
-        "rope_scaling": LLAMA3,
-        "eagle_aux_hidden_state_layer_ids": [2, 3, 6],
-        "target_hidden_size": 48,
-    },
+SCALED = {
+    "norm_before_fc": True,
+    "norm_before_residual": True,
+    "rope_scaling": LLAMA3,
+    "eagle_aux_hidden_state_layer_ids": [2, 3, 6],
+    "target_hidden_size": 48,
 }
+
+
+def save_eagle3(folder: Path, **changes: Any) -> None:
+    _, tensors, settings = published()
+    if changes.get("norm_before_fc"):
+        tensors["input_norm.weight"] = 1 + torch.arange(144) / 144
+        tensors["embed_tokens.weight"] = (torch.arange(240 * 48) % 7 - 3).view(240, 48) / 8.0
+    write(folder, tensors, settings | changes)
+    (folder / "m.safetensors").rename(folder / "model.safetensors")
+
+
+SWA = {"use_swa": True, "swa_window_size": 4}
+NESTED = {"dflash_config": {"mask_token_id": 11, "target_layer_ids": [0, 1]} | SWA}
+MIXED = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 3,
+    "use_sliding_window": True,
+    "final_logit_softcapping": 0.5,
+}
+HEADS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "eagle3": ("Eagle3", save_eagle3),
+    "eagle3-scaled": ("Eagle3", partial(save_eagle3, **SCALED)),
+    "dflash": ("DFlash", save_as_published),
+    "dflash-swa": ("DFlash", partial(save_as_published, **NESTED)),
+    "dflash-mixed": ("DFlash", partial(save_as_published, **MIXED)),
+    "dspark": ("DSpark", partial(test_dspark.save, architectures=["Qwen3DSparkModel"])),
+}
+"""By the recorded file's name: the method, and what writes a published folder."""
+
+
+def target_of(name: str) -> Target:
+    return published()[0] if name.startswith("eagle3") else judges.target_of("llama")
 
 
 def save_head(name: str, folder: Path) -> Path:
     """A published head whose weights are multiples of 1/8, so that its file can be packed."""
-    _, tensors, settings = published()
-    coarse = {key: (8 * t).round() / 8 if t.ndim > 1 else t for key, t in tensors.items()}
-    if VARIANTS[name].get("norm_before_fc"):
-        coarse["input_norm.weight"] = 1 + torch.arange(144) / 144
-        coarse["embed_tokens.weight"] = (torch.arange(240 * 48) % 7 - 3).view(240, 48) / 8.0
-    head = write(folder / name, coarse, settings | VARIANTS[name])
-    (head / "m.safetensors").rename(head / "model.safetensors")
+    head = folder / name
+    HEADS[name][1](head)
+    file = head / "model.safetensors"
+    tensors = load_file(file)
+    save_file({key: (8 * t).round() / 8 if t.ndim > 1 else t for key, t in tensors.items()}, file)
     return head
+
+
+def drafts(name: str, head: Path) -> list[tuple[int, ...]]:
+    """Of the first steps of a text."""
+    target = target_of(name)
+    config = parse_method({"decoding_type": HEADS[name][0], "speculative_model": str(head)})
+    drafter = config.build(build_context(target))
+    return [step.tokens for step in judges.write(target, drafter, [40, 53, 98, 53, 57]).steps]
 
 
 def convert(name: str, folder: Path) -> bytes:
     """The peer's file of a head."""
     peer = Path(os.environ["LLAMA_CPP"])
     program = Path(__file__).with_name("run_converter.py")
-    head, target, out = save_head(name, folder), ROOT / "eagle/eagle3/target", folder / "out.gguf"
+    target = ROOT / "eagle/eagle3/target"
+    if not name.startswith("eagle3"):
+        target = save_tiny(folder / "target")
+    head, out = save_head(name, folder), folder / "out.gguf"
     command = [sys.executable, program, head, target, out, "--outtype", "f32"]
     paths = os.pathsep.join(map(str, (peer, peer / "gguf-py")))
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": paths})
@@ -80,25 +124,24 @@ def recorded(name: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", HEADS)
 def test_a_converted_head_drafts_what_its_folder_does(name: str, tmp_path: Path) -> None:
-    target, *_ = published()
     head, file = save_head(name, tmp_path), recorded(name, tmp_path)
-    assert draft(target, file)[0] == draft(target, head)[0]
-    expected = read_checkpoint(str(head)).tensors
+    assert drafts(name, file) == drafts(name, head)
+    expected = load_file(head / "model.safetensors")
     for tensor, values in read_checkpoint(str(file)).tensors.items():
-        own = expected.get(tensor.replace("layers.0.", "midlayer."))
+        own = expected.get(tensor, expected.get(tensor.replace("layers.0.", "midlayer.")))
         assert own is not None and torch.equal(values, own), tensor
 
 
-def test_each_setting_of_a_head_s_file_matters(tmp_path: Path) -> None:
-    target, *_ = published()
-    drafts = {name: draft(target, recorded(name, tmp_path))[0] for name in VARIANTS}
-    assert drafts["eagle3"] != drafts["eagle3-scaled"]
+def test_the_settings_in_a_head_s_file_matter(tmp_path: Path) -> None:
+    of = {name: drafts(name, recorded(name, tmp_path)) for name in HEADS}
+    assert of["eagle3"] != of["eagle3-scaled"]
+    assert of["dflash"] != of["dflash-swa"] != of["dflash-mixed"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", HEADS)
 def test_the_recorded_files_are_the_peer_s(name: str, tmp_path: Path) -> None:
     if not os.environ.get("LLAMA_CPP"):
         pytest.skip("LLAMA_CPP does not name the folder of llama.cpp's source")
@@ -133,6 +176,7 @@ def header(path: Path, architecture: str, *tensors: str, **fields: int) -> Path:
     return path
 
 
+READ = (r"an EAGLE-3 drafter \(Some Drafter\)", "a DSpark drafter", "a DFlash drafter")
 FILES: Mapping[str, tuple[tuple[Any, ...], dict[str, int]]] = {
     r"an EAGLE-3 drafter \(Some Drafter\)": (("eagle3", "fc.weight"), {}),
     "a DFlash-2 drafter, with grouped conv": (("dflash", "selector_hidden.weight"), {}),
@@ -161,7 +205,7 @@ def test_a_drafter_is_refused_as_a_target_by_what_it_is(what: str, tmp_path: Pat
         load_tiny(path)
 
 
-@pytest.mark.parametrize("what", [what for what in FILES if "EAGLE-3" not in what])
+@pytest.mark.parametrize("what", [what for what in FILES if what not in READ])
 def test_a_drafter_that_is_not_read_is_refused_by_what_it_is(what: str, tmp_path: Path) -> None:
     args, fields = FILES[what]
     path = header(tmp_path / "some.gguf", *args, **fields)
@@ -188,9 +232,9 @@ def test_what_is_no_drafter_or_has_more_than_one_is_refused(tmp_path: Path) -> N
 
 
 def record() -> None:
-    """Replace the recorded files."""
+    """Replace the recorded files, all or those that are named."""
     RECORDED.mkdir(exist_ok=True)
-    for name in VARIANTS:
+    for name in sys.argv[1:] or HEADS:
         with tempfile.TemporaryDirectory() as temp:
             packed = lzma.compress(convert(name, Path(temp)), preset=9)
         (RECORDED / f"{name}.gguf.xz").write_bytes(packed)
