@@ -78,7 +78,8 @@ def _type_of(place: Path, target: Path) -> str | None:
 
 
 def _fits(drafter: Path, target: Path) -> bool:
-    return target_width(GGUFFile(drafter)) == GGUFFile(target).fields.get("embedding_length")
+    width: object = GGUFFile(target).fields.get("embedding_length")
+    return width == target_width(GGUFFile(drafter))
 
 
 def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[MethodPreset]:

@@ -131,9 +131,12 @@ _DSPARK = replace(
     _DFLASH,
     title="a DSpark drafter",
     method="DSpark",
-    stems=_DFLASH.stems
-    | {f"markov_{part}": f"markov_head.markov_{part}" for part in ("w1", "w2")}
-    | {"conf_proj": "confidence_head.proj"},
+    stems={
+        **_DFLASH.stems,
+        "markov_w1": "markov_head.markov_w1",
+        "markov_w2": "markov_head.markov_w2",
+        "conf_proj": "confidence_head.proj",
+    },
     when=lambda file: "markov_w1.weight" in file.entries,
 )
 KINDS: dict[str, tuple[DrafterKind, ...]] = {
@@ -178,7 +181,7 @@ def check_is_model(file: GGUFFile) -> None:
         )
 
 
-def target_width(file: GGUFFile) -> Any:
+def target_width(file: GGUFFile) -> object:
     """The hidden size of a drafter's target; None where it is not told."""
     return file.fields.get("target_hidden_size", file.fields.get("embedding_length"))
 

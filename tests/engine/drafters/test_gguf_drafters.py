@@ -45,7 +45,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SCALED = {
+SCALED: dict[str, Any] = {
     "norm_before_fc": True,
     "norm_before_residual": True,
     "rope_scaling": LLAMA3,
@@ -63,9 +63,9 @@ def save_eagle3(folder: Path, **changes: Any) -> None:
     (folder / "m.safetensors").rename(folder / "model.safetensors")
 
 
-SWA = {"use_swa": True, "swa_window_size": 4}
-NESTED = {"dflash_config": {"mask_token_id": 11, "target_layer_ids": [0, 1]} | SWA}
-MIXED = {
+SWA: dict[str, Any] = {"use_swa": True, "swa_window_size": 4}
+NESTED: dict[str, Any] = {"dflash_config": {"mask_token_id": 11, "target_layer_ids": [0, 1]} | SWA}
+MIXED: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
     "sliding_window": 3,
     "use_sliding_window": True,
@@ -112,7 +112,7 @@ def convert(name: str, folder: Path) -> bytes:
     if not name.startswith("eagle3"):
         target = save_tiny(folder / "target")
     head, out = save_head(name, folder), folder / "out.gguf"
-    command = [sys.executable, program, head, target, out, "--outtype", "f32"]
+    command = [sys.executable, *map(str, (program, head, target, out)), "--outtype", "f32"]
     paths = os.pathsep.join(map(str, (peer, peer / "gguf-py")))
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": paths})
     return out.read_bytes()
@@ -164,7 +164,7 @@ def test_heads_beside_a_target_s_file_are_offered_with_their_size(tmp_path: Path
 # ---- refused by what they are
 
 
-def header(path: Path, architecture: str, *tensors: str, **fields: int) -> Path:
+def header(path: Path, architecture: str, *tensors: str, **fields: Any) -> Path:
     """A file with tensors of ones."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("Some Drafter")
@@ -177,7 +177,7 @@ def header(path: Path, architecture: str, *tensors: str, **fields: int) -> Path:
 
 
 READ = (r"an EAGLE-3 drafter \(Some Drafter\)", "a DSpark drafter", "a DFlash drafter")
-FILES: Mapping[str, tuple[tuple[Any, ...], dict[str, int]]] = {
+FILES: Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     r"an EAGLE-3 drafter \(Some Drafter\)": (("eagle3", "fc.weight"), {}),
     "a DFlash-2 drafter, with grouped conv": (("dflash", "selector_hidden.weight"), {}),
     "a DSpark drafter with DeepSeek V4's": (
