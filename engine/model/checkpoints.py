@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.errors import DrafterError, SourceError, first_line
 from engine.model.files import read_settings, read_tensors
+from engine.model.gguf.drafters import drafter_names, read_drafter
 from engine.model.sources import disable_telemetry, hub_error
 
 SCALE = "_scale"
@@ -27,6 +28,7 @@ INT8_QUANTIZATION = {
     },
 }
 """compressed-tensors' `quantization_config` of int8 matrices with a scale per row."""
+GGUF_SUFFIX = ".gguf"
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
 
@@ -65,7 +67,7 @@ class Checkpoint:
 def read_checkpoint(
     location: str, *, keep: Callable[[str], bool] = lambda name: True
 ) -> Checkpoint:
-    """Read a drafter's folder, single weight file, or hub repository.
+    """Read a drafter's folder, single weight file (GGUF's too), or hub repository.
 
     Args:
         keep: whether to read a tensor, by its name; a drafter inside a full model reads its own.
@@ -78,7 +80,11 @@ def read_checkpoint(
 
         with _hub_errors(location):
             path = Path(snapshot_download(location, allow_patterns=_HUB_PATTERNS))
-    tensors: dict[str, Tensor] = {}
+    if path.suffix == GGUF_SUFFIX:
+        config, tensors = read_drafter(path)
+        kept = {name: tensor for name, tensor in tensors.items() if keep(name)}
+        return Checkpoint(location, config, kept)
+    tensors = {}
     for file in _weight_files(path, location):
         tensors |= read_tensors(file, lambda name: keep(name.removesuffix(SCALE)))
     config_file = (path.parent if path.is_file() else path) / "config.json"
@@ -136,7 +142,10 @@ def tensor_names(location: str) -> tuple[str, ...]:
 
     Raises SourceError: as `read_checkpoint`, and for a hub id.
     """
-    files = _weight_files(Path(location).expanduser(), location)
+    path = Path(location).expanduser()
+    if path.suffix == GGUF_SUFFIX:
+        return drafter_names(path)
+    files = _weight_files(path, location)
     return tuple(name for file in files for name in read_tensors(file, values=False))
 
 

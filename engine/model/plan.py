@@ -20,6 +20,7 @@ from engine.kernels.cpu.operators import GGML_FORMATS
 from engine.model.backend import Precision
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.gguf.config import extract_config
+from engine.model.gguf.drafters import check_is_model
 from engine.model.gguf.file import GGUFFile
 from engine.model.packed import num_weights
 from engine.model.placement import (
@@ -177,6 +178,7 @@ def open_weights(weights: Weights) -> tuple[GGUFFile | None, int | None]:
         check_sizes(read_settings(path), weights.location)
         return None, None
     file = GGUFFile(path)
+    check_is_model(file)
     return file, file.num_bytes
 
 

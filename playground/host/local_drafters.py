@@ -13,6 +13,7 @@ from engine.drafters.heads.checkpoint import layout_of
 from engine.errors import PlaygroundError
 from engine.model.checkpoints import tensor_names
 from engine.model.gguf.config import can_read
+from engine.model.gguf.drafters import target_width
 from engine.model.gguf.file import GGUFFile
 from engine.model.sources import TargetSpec
 from presets import MethodPreset
@@ -25,20 +26,25 @@ MAX_SHARE, MAX_MODELS = 0.5, 3
 
 
 def heads_of(spec: TargetSpec) -> list[MethodPreset]:
-    """Heads in a target's folder or its direct subfolders; a target without a folder has none."""
-    folder = Path(spec.path).expanduser() if spec.path else None
-    if folder is None or not folder.is_dir():
+    """Heads in a target's folder, its direct subfolders, and the GGUF files beside it."""
+    path = Path(spec.path).expanduser() if spec.path else None
+    if path is None or not path.exists():
         return []
-    below = sorted(place for place in folder.iterdir() if place.is_dir())
+    places = _files_beside(path)
+    if path.is_dir():
+        below = sorted(place for place in path.iterdir() if place.is_dir())
+        places = [path, *below[:MAX_FOLDERS], *places]
     heads = []
-    for place in (folder, *below[:MAX_FOLDERS]):
-        decoding_type = _type_of(place)
+    for place in places:
+        decoding_type = _type_of(place, path)
         if decoding_type is not None:
             values = {"decoding_type": decoding_type, "speculative_model": str(place)}
+            method = decoding_types()[decoding_type]
+            of_size = f" ({size_text(place.stat().st_size)})" if place.is_file() else ""
             heads.append(
                 MethodPreset(
                     name=str(place),
-                    title=f"{decoding_types()[decoding_type].title} · {place.name}",
+                    title=f"{method.title} · {place.name}{of_size}",
                     target=spec.name,
                     config=parse_method(values, where=str(place)),
                 )
@@ -46,12 +52,34 @@ def heads_of(spec: TargetSpec) -> list[MethodPreset]:
     return heads
 
 
-def _type_of(place: Path) -> str | None:
+def size_text(num_bytes: int) -> str:
+    """A number of bytes as text."""
+    gib = num_bytes / 2**30
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _files_beside(path: Path) -> list[Path]:
+    """GGUF files in a target's folder, its own apart."""
+    folder = path if path.is_dir() else path.parent
+    is_beside = path.is_dir() or path.suffix == ".gguf"
+    files = sorted(folder.glob("*.gguf"))[:MAX_FOLDERS] if is_beside else []
+    return [file for file in files if file != path]
+
+
+def _type_of(place: Path, target: Path) -> str | None:
+    """The method of a checkpoint; None of others, and of a file for a target of another size."""
     try:
         layout = layout_of(tensor_names(str(place)))
-        return None if layout is None else layout.method
+        if layout is None or (place.is_file() and target.is_file() and not _fits(place, target)):
+            return None
+        return layout.method
     except (PlaygroundError, OSError):
         return None
+
+
+def _fits(drafter: Path, target: Path) -> bool:
+    width: object = GGUFFile(target).fields.get("embedding_length")
+    return width == target_width(GGUFFile(drafter))
 
 
 def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[MethodPreset]:
@@ -61,9 +89,9 @@ def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[Me
     """
     max_bytes = MAX_SHARE * num_bytes(target)
     path = Path(target.path or "").expanduser()
-    files = sorted(path.parent.glob("*.gguf"))[:MAX_FOLDERS] if path.suffix == ".gguf" else []
+    files = _files_beside(path) if path.suffix == ".gguf" else []
     specs = {other.name: other for other in others if other.random is None}
-    specs |= {str(file): TargetSpec.of_path_or_hub(str(file)) for file in files if file != path}
+    specs |= {str(file): TargetSpec.of_path_or_hub(str(file)) for file in files}
     specs.pop(target.name, None)
     sizes = {name: num_bytes(other) for name, other in specs.items()}
     by_size = sorted(sizes, key=sizes.__getitem__)
@@ -72,7 +100,7 @@ def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[Me
     return [
         MethodPreset(
             name=f"{LOCAL_PREFIX}{name} for {target.name}",
-            title=f"Draft model · {specs[name].title or name}, by text",
+            title=f"Draft model · {specs[name].title or name}, by text ({size_text(sizes[name])})",
             description="A smaller model on this machine drafts; its vocabulary may be any.",
             target=target.name,
             config=parse_method({**by_text, "speculative_model": name}, where=name),

@@ -10,7 +10,7 @@ import gradio as gr
 from engine.model.facts import TargetFacts, facts_of
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
-from playground.host.local_drafters import draft_models_of, heads_of
+from playground.host.local_drafters import draft_models_of, heads_of, size_text
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW, Updates
@@ -69,7 +69,7 @@ class TargetOpener:
 
 def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tuple[str, str]]:
     """Names of facts, and the facts as text."""
-    free = "" if facts.free_bytes is None else f", {size(facts.free_bytes)} free"
+    free = "" if facts.free_bytes is None else f", {size_text(facts.free_bytes)} free"
     if facts.shares:
         free = f": {', '.join(facts.shares)}"
     context = "not stated" if facts.context_len is None else f"{facts.context_len:,} tokens"
@@ -77,7 +77,7 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
         ("model", spec.title or spec.name),
         ("architecture", facts.architecture),
         ("parameters", millions(facts.num_parameters)),
-        ("memory", f"{size(facts.num_bytes)} for its weights, loaded as {facts.dtype}{free}"),
+        ("memory", f"{size_text(facts.num_bytes)} for its weights, loaded as {facts.dtype}{free}"),
         *([("quantization", ", ".join(facts.quantization))] if facts.quantization else []),
         *([("speed", f"Slow: {facts.slow}.")] if facts.slow else []),
         ("context", context),
@@ -102,8 +102,3 @@ def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
 
 def millions(count: int) -> str:
     return f"{count / 1e6:,.0f} million" if count >= 1e7 else f"{count:,}"
-
-
-def size(count: int) -> str:
-    """A number of bytes as text."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -24,7 +24,8 @@ class HeadSpec:
     """Sizes and constants of a layer, as its checkpoint says.
 
     Attributes:
-        rope: transformers' `rope_parameters`; positions start at 0 whatever the target does.
+        rope: transformers' `rope_parameters`, and `divisors` of the frequencies where there are
+            any; positions start at 0 whatever the target does.
         rotary_dim: leading dimensions of a head that RoPE rotates.
         window: rows that a row attends to, itself included; None = all.
         causal: whether rows after it are masked.
@@ -200,13 +201,15 @@ def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+    rope = dict(spec.rope)
+    divisors = torch.tensor(rope.pop("divisors", 1.0), device="cpu")
     config = LlamaConfig(
         hidden_size=spec.heads * spec.rotary_dim,
         num_attention_heads=spec.heads,
         head_dim=spec.rotary_dim,
-        rope_parameters=dict(spec.rope),
+        rope_parameters=rope,
         max_position_embeddings=1 << 20,
     )
     with torch.device("cpu"):
         rotary = LlamaRotaryEmbedding(config)
-    return rotary.inv_freq.detach().float(), float(rotary.attention_scaling)
+    return rotary.inv_freq.detach().float() / divisors, float(rotary.attention_scaling)

@@ -55,15 +55,20 @@ def read_gguf_config(file: GGUFFile) -> Any:
     Raises SourceError: a field is unknown, or has a value that this model cannot have.
     """
     family = family_of(file)
-    reader = _ConfigReader(file, family)
-    settings = reader.settings()
-    check_sizes(settings, str(file.path))
+    settings = read_fields(file, family)
     try:
         return transformers.CONFIG_MAPPING[family.model_type](**settings)
     except READ_ERRORS as error:
         raise SourceError(
             f"{file.path}: its fields do not describe a model: {first_line(error)}."
         ) from error
+
+
+def read_fields(file: GGUFFile, family: Family) -> Settings:
+    """The settings that a file's fields say; raises as `read_gguf_config`."""
+    settings = _ConfigReader(file, family).settings()
+    check_sizes(settings, str(file.path))
+    return settings
 
 
 def extract_config(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights:
@@ -98,7 +103,8 @@ class _ConfigReader:
         """The config's settings."""
         file, fields = self.file, self.file.fields
         settings: dict[str, Any] = {"tie_word_embeddings": "output.weight" not in file.entries}
-        settings["vocab_size"] = file.entries["token_embd.weight"].shape[1]
+        if (embedding := file.entries.get("token_embd.weight")) is not None:
+            settings["vocab_size"] = embedding.shape[-1]
         for kind, name in TOKEN_IDS.items():
             settings[name] = file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         settings |= self._head_settings(fields)
