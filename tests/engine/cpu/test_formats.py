@@ -79,7 +79,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
     "gemma2": {"sliding_window": 12, "head_dim": 64, "query_pre_attn_scalar": 64},
     "gemma3_text": {
-        **{"sliding_window": 12, "head_dim": 64, "query_pre_attn_scalar": 64},
+        "sliding_window": 12,
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
         "layer_types": ["sliding_attention"] * 3,
     },
     "phi3": {},
