@@ -112,6 +112,7 @@ def load_target(
         name=spec.name,
         provenance=_provenance(plan),
         bits=plan.precision.bits,
+        gguf_path=None if file is None else file.path,
     )
     forward = _choose_forward(make_target, model, plan)
     remark = forward.backend.remark

@@ -8,6 +8,7 @@ import inspect
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ class Target:
         hidden_size: of the last hidden state and the embedding; OPT 350M's are narrower than its
             layers.
         layer_width: of hidden states between layers.
+        gguf_path: the file that the weights are from; None = none.
         output: as `lm_head`, `(…, hidden)` → `(…, vocab)`, on the fastest backend.
         kernels, draft_chain, ragged_batch: as in `Forward`.
     """
@@ -58,13 +60,14 @@ class Target:
         provenance: dict[str, Any] | None = None,
         forward: Forward | None = None,
         bits: int | None = None,
+        gguf_path: Path | None = None,
     ) -> None:
         """Wrap a model; `forward` runs it, transformers' modules if None.
 
         Args:
             bits: as in `Precision`.
         """
-        self.name = name
+        self.name, self.gguf_path = name, gguf_path
         self.model = model.eval()
         # Cached: transformers searches all parameters for it, and every step reads it.
         self.device = torch.device(model.device)

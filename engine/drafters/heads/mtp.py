@@ -42,6 +42,8 @@ from engine.kernels.cpu.operators import TopK, topk
 from engine.model.cache import TreeCache
 from engine.model.files import READ_ERRORS
 from engine.model.forward import MaskBuilder
+from engine.model.gguf.file import GGUFFile
+from engine.model.gguf.tensors import mtp_state_dict
 from engine.model.layer_types import ATTENTION
 from engine.model.reading import unmapped_files
 from engine.model.target import Target
@@ -139,7 +141,10 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             f"{target.name}'s MTP layers cannot be used: transformers {transformers.__version__} "
             f"{reason}. Choose another method."
         )
-    if target.config.model_type in QWEN:
+    file = None if target.gguf_path is None else GGUFFile(target.gguf_path)
+    if file is not None:
+        target.config.num_mtp_layers = int(file.fields.get("nextn_predict_layers", 0))
+    if target.config.model_type in QWEN and (file is None or target.config.num_mtp_layers):
         kind = _qwen_layers(target, MtpModel)
     count = int(getattr(target.config, "num_mtp_layers", None) or 0)
     if not count:
@@ -152,6 +157,8 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     settings = beyond_transformers(target.config).items()
     of_mtp = {key: value for key, value in settings if "mtp" in key or "nextn" in key}
     check_unread(of_mtp, target.name, *_COUNTS, "mtp_layer_types")
+    if file is not None:
+        return _layers_of_gguf(target, file, MtpModel)
     model: Any = target.model
     model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
     try:
@@ -164,6 +171,26 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
         ) from error
     finally:
         del model._keys_to_ignore_on_load_unexpected
+    return _checked(layers, target)
+
+
+def _layers_of_gguf(target: Target, file: GGUFFile, kind: Any) -> Any:
+    """`MtpModel` with the layers behind those of a target's GGUF file."""
+    try:
+        layers = kind(target.model, target.config.num_mtp_layers)
+        state = mtp_state_dict(layers, file)
+    except READ_ERRORS as error:
+        raise DrafterError(
+            f"{target.name}'s MTP layers cannot be used: {first_line(error)}. Choose another "
+            "method."
+        ) from error
+    layers.layers.load_state_dict({k.removeprefix("layers."): v for k, v in state.items()})
+    layers.layers.to(device=target.device, dtype=target.dtype).requires_grad_(False)
+    return _checked(layers, target)
+
+
+def _checked(layers: Any, target: Target) -> Any:
+    """DrafterError unless the state of all layers can be rolled back."""
     kinds = set(getattr(layers.config, "layer_types", None) or ()) - ATTENTION
     if kinds:
         raise DrafterError(

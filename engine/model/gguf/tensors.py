@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.errors import TargetError
 from engine.model.files import name_list
 from engine.model.gguf.config import family_of
-from engine.model.gguf.families import ANY_NORM, Family, num_layers
+from engine.model.gguf.families import ANY_NORM, num_layers
 from engine.model.gguf.file import GGUFFile
 from engine.model.gguf.positions import DIVISORS, LONG_FACTORS, SHORT_FACTORS
 from engine.model.gguf.values import (
@@ -41,6 +41,8 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     r".*\.(?:e_score_correction_bias|expert_bias)": ("blk.{}.exp_probs_b.bias",),
     r".*\.dt_bias": ("blk.{}.ssm_dt.bias",),
+    r".*\.\d+\.(enorm|hnorm|eh_proj)\.weight": (r"blk.{}.nextn.\1.weight",),
+    r".*\.\d+\.post_norm\.weight": ("blk.{}.nextn.shared_head_norm.weight",),
 }
 """Parameters that transformers fuses or names otherwise than the published checkpoints, for which
 the `gguf` package knows no tensor."""
@@ -49,6 +51,8 @@ _FUSED = {
     "blk.{}.exp_probs_b.bias": "blk.{}.exp_probs_b",
 }
 _QKV = ("q", "k", "v")
+_COPIES = (".nextn.embed_tokens.weight", ".nextn.shared_head_head.weight")
+"""Of the model's own embedding and output matrices, which transformers' layers share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def find_sources(model: transformers.PreTrainedModel, file: GGUFFile) -> dict[st
 
     Raises TargetError: a parameter has no tensor, or a tensor no parameter; both are named.
     """
-    finder = _SourceFinder(file, model, family_of(file))
+    finder = _SourceFinder(file, _shapes(model), model.config.get_text_config().num_hidden_layers)
     sources = {name: found for name in finder.shapes if (found := finder.find(name)) is not None}
     tied = dict(model.all_tied_weights_keys)
     for one, other in [*tied.items(), *((b, a) for a, b in tied.items())]:
@@ -94,6 +98,47 @@ def _is_mtp(file: GGUFFile, name: str) -> bool:
     return layer is not None and int(layer[1]) >= num_layers(file)
 
 
+def _shapes(model: transformers.PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    values = dict(model.named_parameters(remove_duplicate=False)) | stored_buffers(model)
+    return {name: tuple(value.shape) for name, value in values.items()}
+
+
+def mtp_state_dict(layers: Any, file: GGUFFile) -> dict[str, Tensor]:
+    """The float32 values of a file's layers for multi-token prediction, transformers' `MtpModel`.
+
+    Raises TargetError: a parameter has no tensor, or a tensor no parameter; both are named.
+    """
+    first, state, used = num_layers(file), dict[str, Tensor](), set[str]()
+    own = {name: shape for name, shape in _shapes(layers).items() if name.startswith("layers.")}
+    in_model = {name: _name_in_model(name, first) for name in own}
+    shapes = {in_model[name]: shape for name, shape in own.items()}
+    finder = _SourceFinder(file, shapes, first + layers.num_mtp_layers)
+    missing = []
+    for name, shape in own.items():
+        if (source := finder.find(in_model[name])) is None:
+            missing.append(name)
+        else:
+            used |= {*source.tensors}
+            state[name] = read_values(file, source, layers.config, shape)
+    unused = {
+        name
+        for name in file.entries.keys() - used
+        if _is_mtp(file, name) and not name.endswith(_COPIES)
+    }
+    if missing or unused:
+        raise TargetError(
+            f"{file.path} has other layers for multi-token prediction than transformers "
+            f"({name_list([*missing, *unused])}). Choose another method."
+        )
+    return state
+
+
+def _name_in_model(name: str, first: int) -> str:
+    """A parameter of `MtpModel` as if its layers stood behind the model's."""
+    _, number, rest = name.split(".", 2)
+    return f"model.layers.{first + int(number)}.{rest.removeprefix('mtp_block.')}"
+
+
 class _SourceFinder:
     """Finds parameters' tensors in a file.
 
@@ -101,13 +146,10 @@ class _SourceFinder:
         shapes: of the model's parameters and stored buffers.
     """
 
-    def __init__(self, file: GGUFFile, model: transformers.PreTrainedModel, family: Family) -> None:
-        self._file, self._family = file, family
-        config = model.config.get_text_config()
+    def __init__(self, file: GGUFFile, shapes: dict[str, tuple[int, ...]], num_layers: int) -> None:
+        self._file, self._family, self.shapes = file, family_of(file), shapes
         archs = [arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture]
-        self._names = gguf.get_tensor_name_map(archs[0], config.num_hidden_layers)
-        values = dict(model.named_parameters(remove_duplicate=False)) | stored_buffers(model)
-        self.shapes = {name: tuple(value.shape) for name, value in values.items()}
+        self._names = gguf.get_tensor_name_map(archs[0], num_layers)
 
     def find(self, name: str) -> Source | None:
         """A parameter's source; None if the file has none."""

@@ -23,7 +23,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.drafters import parse_method
-from engine.errors import DrafterError, SourceError
+from engine.drafters.heads.mtp import load_layers
+from engine.errors import DrafterError, SourceError, TargetError
 from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -34,7 +35,8 @@ from tests.engine.drafters.eagle_heads import write
 from tests.engine.drafters.golden import ROOT
 from tests.engine.drafters.test_dflash import save_as_published
 from tests.engine.drafters.test_eagle_layouts import published
-from tests.models import build_context, load_tiny, save_tiny
+from tests.engine.drafters.test_mtp import save_qwen
+from tests.models import build_context, load_tiny, plain_greedy, save_tiny
 
 RECORDED = ROOT / "gguf_drafters"
 LLAMA3 = {
@@ -81,6 +83,8 @@ HEADS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 """By the recorded file's name: the method, and what writes a published folder."""
 
+MTP = "qwen35-mtp"
+
 
 def target_of(name: str) -> Target:
     return published()[0] if name.startswith("eagle3") else judges.target_of("llama")
@@ -90,9 +94,7 @@ def save_head(name: str, folder: Path) -> Path:
     """A published head whose weights are multiples of 1/8, so that its file can be packed."""
     head = folder / name
     HEADS[name][1](head)
-    file = head / "model.safetensors"
-    tensors = load_file(file)
-    save_file({key: (8 * t).round() / 8 if t.ndim > 1 else t for key, t in tensors.items()}, file)
+    coarse(head / "model.safetensors")
     return head
 
 
@@ -105,14 +107,19 @@ def drafts(name: str, head: Path) -> list[tuple[int, ...]]:
 
 
 def convert(name: str, folder: Path) -> bytes:
-    """The peer's file of a head."""
-    peer = Path(os.environ["LLAMA_CPP"])
-    program = Path(__file__).with_name("run_converter.py")
+    """The peer's file of a head, or of a target with an MTP layer."""
     target = ROOT / "eagle/eagle3/target"
+    if name == MTP:
+        return convert_folder(save_mtp(folder / name), folder / name, folder / "out.gguf")
     if not name.startswith("eagle3"):
         target = save_tiny(folder / "target")
-    head, out = save_head(name, folder), folder / "out.gguf"
-    command = [sys.executable, *map(str, (program, head, target, out)), "--outtype", "f32"]
+    return convert_folder(save_head(name, folder), target, folder / "out.gguf")
+
+
+def convert_folder(folder: Path, target: Path, out: Path) -> bytes:
+    peer = Path(os.environ["LLAMA_CPP"])
+    program = Path(__file__).with_name("run_converter.py")
+    command = [sys.executable, *map(str, (program, folder, target, out)), "--outtype", "f32"]
     paths = os.pathsep.join(map(str, (peer, peer / "gguf-py")))
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": paths})
     return out.read_bytes()
@@ -141,7 +148,7 @@ def test_the_settings_in_a_head_s_file_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [*HEADS, MTP])
 def test_the_recorded_files_are_the_peer_s(name: str, tmp_path: Path) -> None:
     if not os.environ.get("LLAMA_CPP"):
         pytest.skip("LLAMA_CPP does not name the folder of llama.cpp's source")
@@ -159,6 +166,45 @@ def test_heads_beside_a_target_s_file_are_offered_with_their_size(tmp_path: Path
         (offer,) = heads_of(TargetSpec.of_path_or_hub(str(target)))
         assert offer.title == "EAGLE-3 · eagle3.gguf (0.1 MiB)"
         assert offer.config.model_dump()["speculative_model"] == str(head)
+
+
+def coarse(file: Path) -> None:
+    """Round a checkpoint's weights to multiples of 1/8, so that its file can be packed."""
+    tensors = load_file(file)
+    rounded = {key: (8 * t).round() / 8 if t.ndim > 1 else t for key, t in tensors.items()}
+    save_file(rounded, file, metadata={"format": "pt"})
+
+
+def save_mtp(folder: Path) -> Path:
+    """A target with a layer for multi-token prediction."""
+    coarse(save_qwen(folder, "qwen3_5_text") / "model.safetensors")
+    return folder
+
+
+@torch.inference_mode()
+def test_a_target_s_file_drafts_by_its_own_mtp_layer_as_its_folder_does(tmp_path: Path) -> None:
+    targets = [load_tiny(save_mtp(tmp_path / "mtp")), load_tiny(recorded(MTP, tmp_path))]
+    expected, layers = (load_layers(target, 1).state_dict() for target in targets)
+    assert layers.keys() == expected.keys() and len(layers) > 12
+    assert all(torch.allclose(layers[name], own, atol=1e-6) for name, own in expected.items())
+    config = parse_method({"decoding_type": "MTP", "max_draft_len": 3})
+    texts = []
+    for target in targets:
+        drafter = config.build(build_context(target))
+        texts.append(judges.write(target, drafter, [7, 8, 9, 10] * 5, tokens=12))
+    assert [step.tokens for step in texts[0].steps] == [step.tokens for step in texts[1].steps]
+    assert texts[1].output == plain_greedy(targets[1], [7, 8, 9, 10] * 5, 12)
+
+
+def test_a_file_without_mtp_layers_or_with_others_is_refused(tmp_path: Path) -> None:
+    target = load_tiny(write_gguf(tmp_path / "model.gguf", "Q8_0"))
+    with pytest.raises(DrafterError, match="has no MTP layers. Choose another method"):
+        load_layers(target, 1)
+    path = recorded(MTP, tmp_path)
+    target = load_tiny(path)
+    path.write_bytes(path.read_bytes().replace(b"blk.3.nextn.hnorm", b"blk.3.nextn.hnarm"))
+    with pytest.raises(TargetError, match="other layers for multi-token.*hnarm.*hnorm"):
+        load_layers(target, 1)
 
 
 # ---- refused by what they are
@@ -234,7 +280,7 @@ def test_what_is_no_drafter_or_has_more_than_one_is_refused(tmp_path: Path) -> N
 def record() -> None:
     """Replace the recorded files, all or those that are named."""
     RECORDED.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or HEADS:
+    for name in sys.argv[1:] or [*HEADS, MTP]:
         with tempfile.TemporaryDirectory() as temp:
             packed = lzma.compress(convert(name, Path(temp)), preset=9)
         (RECORDED / f"{name}.gguf.xz").write_bytes(packed)
