@@ -175,6 +175,10 @@ class Sampling(Settings):
         """Whether the text must follow a grammar."""
         return self.structured_output != "none"
 
+    def __hash__(self) -> int:
+        """Of all settings; values of the chat template's are no keys themselves."""
+        return hash(self.model_dump_json())
+
     @property
     def words(self) -> str:
         """A short description: `greedy`, or `temperature 0.7, JSON schema`."""
