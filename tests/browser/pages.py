@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from tests.playground.serving import with_token
 
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 LISTED = "ul[role=listbox] li"
 NARROW = {"width": 420, "height": 1000}
 VISIBLE_TEXT = """node => [...node.children].filter(
