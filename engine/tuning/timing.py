@@ -126,7 +126,8 @@ def text_tokens(target: Target, start: int, count: int) -> list[int]:
 
     A mixture of experts reads more experts for them than for equal or for meaningless rows.
     """
-    ids = target.encode(TEXT) if target.tokenizer is not None else list(range(target.vocab_size))
+    encoded = target.encode(TEXT) if target.tokenizer is not None else []
+    ids = [i for i in encoded if i < target.vocab_size] or list(range(target.vocab_size))
     return [ids[i % len(ids)] for i in range(start, start + count)]
 
 
