@@ -27,6 +27,9 @@ CHROMIUM = (
 FLAGS = ["--no-sandbox", "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
+STILL = """document.getAnimations().every((animation) =>
+    animation.playState !== "running" || animation.effect.getTiming().iterations === Infinity)"""
+
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
@@ -86,6 +89,7 @@ def violations() -> Violations:
     axe = files(package).joinpath("axe.min.js").read_text(encoding="utf-8")
 
     def found(tab: Any) -> list[str]:
+        tab.wait_for_function(STILL)  # a text that fades in has little contrast
         tab.evaluate(axe)
         return [
             f"{one['id']}: {one['help']} ({len(one['nodes'])} ×, {one['nodes'][0]['html']:.200})"

@@ -284,7 +284,7 @@ def test_a_reload_finds_the_comparison_that_goes_on(page: GeneratePage, served: 
 
 
 def test_esc_closes_a_list_first_and_tab_leaves_none_open(page: GeneratePage) -> None:
-    page.stream("Do not lose me.", tokens=400)
+    page.stream("Do not lose me.", tokens=400, delay_ms=400)
     page.tab.click("#pg-target input")
     for _ in range(5):
         page.tab.keyboard.press("Tab")

@@ -48,7 +48,7 @@ NEON, DOT_PRODUCTS = "asimd", "asimddp"
 COMPILERS = ("g++", "clang++", "c++")
 ZIG_MODULE = "ziglang"
 """A package that is a C++ compiler (the extra `compiler`)."""
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 NO_COMPILER = (
     "there is no C++ compiler, and models run at a third to a tenth of their speed: install one "
     "(g++ or clang), or pip install ziglang"
