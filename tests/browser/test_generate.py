@@ -157,7 +157,7 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage, served
 
 
 def test_everything_shows_one_step_while_text_streams(page: GeneratePage) -> None:
-    page.stream("One step at a time.", tokens=400, delay_ms=40)
+    page.stream("One step at a time.", tokens=400, delay_ms=150)
     page.tab.wait_for_selector("#pg-panel .tree-view svg")
     page.tab.locator("#pg-panel .scrubber input").focus()
     seen = """() => {
