@@ -115,12 +115,7 @@ def load_target(
         gguf_path=None if file is None else file.path,
     )
     forward = _choose_forward(make_target, model, plan)
-    remark = forward.backend.remark
-    if slow := slow or (NO_COMPILER if plan.no_kernels == NO_COMPILER else ""):
-        remark = f"{spec.name} runs slowly: {slow}."
-    if file is not None:
-        remark = f"{remark} {gguf_tokenizer.tokenizer_remark(file)}".strip()
-    forward.backend = replace(forward.backend, remark=remark)
+    forward.backend = replace(forward.backend, remark=_remark(plan, slow, forward.backend.remark))
     target = make_target(forward=forward)
     trim_memory()
     LOG.info("%s runs by %s", spec.name, target.backend.name)
@@ -140,6 +135,20 @@ def _compiled_kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None) 
     except NoKernels as error:
         LOG.warning("%s runs without the compiled kernels: %s", spec.name, error)
         raise
+
+
+def _remark(plan: LoadPlan, slow: str, remark: str) -> str:
+    """What people are told of a target's speed and of its file's tokenizer; "" = nothing.
+
+    Args:
+        slow: why it runs slowly, else "".
+        remark: its forward's own.
+    """
+    if slow := slow or (NO_COMPILER if plan.no_kernels == NO_COMPILER else ""):
+        remark = f"{plan.spec.name} runs slowly: {slow}."
+    if plan.file is not None:
+        remark = f"{remark} {gguf_tokenizer.tokenizer_remark(plan.file)}".strip()
+    return remark
 
 
 def _provenance(plan: LoadPlan) -> dict[str, Any]:

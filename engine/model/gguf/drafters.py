@@ -22,7 +22,7 @@ from engine.errors import DrafterError, SourceError
 from engine.model.files import READ_ERRORS, name_list
 from engine.model.gguf.architectures import QK
 from engine.model.gguf.config import read_fields
-from engine.model.gguf.families import Family, FieldRule, num_layers
+from engine.model.gguf.families import Family, num_layers, sets
 from engine.model.gguf.file import GGML_TYPES, GGUFFile
 from engine.model.gguf.positions import DIVISORS
 from engine.safe_text import visible
@@ -43,10 +43,6 @@ _LAYER_STEMS = {
 _STEMS = {"output_norm": "norm", "output": "lm_head", "token_embd": "embed_tokens", "fc": "fc"}
 """Names without their suffixes in files and in published checkpoints."""
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def _sets(name: str) -> FieldRule:
-    return lambda value, file: {name: value}
 
 
 def _windows(value: Any, file: GGUFFile) -> dict[str, Any]:
@@ -94,11 +90,11 @@ _EAGLE3 = DrafterKind(
     Family(
         "llama",
         fields={
-            "vocab_size": _sets("vocab_size"),
-            "target_layers": _sets("eagle_aux_hidden_state_layer_ids"),
-            "target_hidden_size": _sets("target_hidden_size"),
-            "norm_before_residual": _sets("norm_before_residual"),
-            "norm_before_fc": _sets("norm_before_fc"),
+            "vocab_size": sets("vocab_size"),
+            "target_layers": sets("eagle_aux_hidden_state_layer_ids"),
+            "target_hidden_size": sets("target_hidden_size"),
+            "norm_before_residual": sets("norm_before_residual"),
+            "norm_before_fc": sets("norm_before_fc"),
         },
         values=QK,
     ),
@@ -110,17 +106,17 @@ _DFLASH = DrafterKind(
     Family(
         "qwen3",
         fields={
-            "attention.causal": _sets("is_causal"),
+            "attention.causal": sets("is_causal"),
             "attention.sliding_window_pattern": _windows,
-            "attention.value_scale": _sets("attention_value_scale"),
-            "block_size": _sets("block_size"),
+            "attention.value_scale": sets("attention_value_scale"),
+            "block_size": sets("block_size"),
             "embedding_scale": _embedding_scale,
-            "final_logit_softcapping": _sets("final_logit_softcapping"),
+            "final_logit_softcapping": sets("final_logit_softcapping"),
             "has_confidence_head": None,
-            "hidden_act": _sets("hidden_act"),
-            "logit_scale": _sets("output_multiplier"),
+            "hidden_act": sets("hidden_act"),
+            "logit_scale": sets("output_multiplier"),
             "rope.dimension_sections": _sections,
-            "sample_from_anchor": _sets("sample_from_anchor"),
+            "sample_from_anchor": sets("sample_from_anchor"),
             "target_layers": lambda value, file: {"target_layer_ids": [i - 1 for i in value]},
         },
         derive=lambda file, settings: {"mask_token_id": file.metadata.get(MASK_TOKEN)},
