@@ -255,7 +255,8 @@ def test_greedy_output_equals_plain_decoding(family: str, method: str) -> None:
     count = len(CONFIGURATIONS[method])
     shares = [names[(index + turn) % count :: count] for index in range(count)]
     accepted = [check(family, method, index, share) for index, share in enumerate(shares)]
-    assert sum(accepted) > 0 or method in RANDOM
+    by_luck = method in FROM_TEXTS and family not in WITH_HEADS  # ten short texts of random weights
+    assert sum(accepted) > 0 or method in RANDOM or by_luck
 
 
 @pytest.mark.slow
